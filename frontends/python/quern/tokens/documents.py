@@ -5,6 +5,7 @@ states the rule of the split.
 """
 
 import codecs
+import contextlib
 import io
 import itertools
 import os
@@ -208,10 +209,16 @@ def read_rows(files: Sequence[Path]) -> Rows:
 def read_dataset(name: str, subset: str | None, split: str) -> Rows:
     with importing("datasets"):
         import datasets
-    # The library's own errors are of many kinds, from a name that it does not know to a connection that broke.
-    try:
+    with dataset_faults(name, subset, split):
         for number, row in enumerate(datasets.load_dataset(name, subset, split=split, streaming=True)):
             yield f"{name}:{number}", row
+
+
+@contextlib.contextmanager
+def dataset_faults(name: str, subset: str | None, split: str) -> Iterator[None]:
+    """The library's own errors are of many kinds, from a name that it does not know to a connection that broke."""
+    try:
+        yield
     except Fault:
         raise
     except Exception as error:

@@ -30,13 +30,14 @@ from quern.tokens.begin_tokens import begin_tokens
 from quern.tokens.conversation_rows import read_conversations
 from quern.tokens.conversations import ChatCorpus, ChatTemplate, load_template
 from quern.tokens.documents import (
-    READERS, TEXT, Document, Rows, Split, document_from_row, find_files, read_dataset, read_documents, read_rows,
+    READERS, TEXT, Document, Rows, Split, document_from_row, find_files, read_documents, read_rows,
 )
 from quern.tokens.encoding import (
     TRAINED_SEPARATOR, encode, load_tokenizer, separator_id, train_bpe, vocabulary_size,
 )
 from quern.tokens.made_files import BESIDE_TOKENIZER, META, NAMES, alone_in, check_replaceable, checksums, forget
 from quern.tokens.tally import Tally
+from quern.tokens.named_datasets import NAMED, dataset_rows, take_named
 from quern.tokens.template_files import template_paths, with_templates
 from quern.tokens.token_file import Array, TokenWriter, token_dtype
 from quern.tokens.tokenizer_config import any_of, read_tokenizer_config, special_tokens, spelled_by
@@ -46,7 +47,8 @@ LEAST_VOCABULARY, MOST_VOCABULARY = 257, 1 << 20  # of --train-bpe: every byte a
 
 def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("inputs", nargs="*", help=".txt (a document each), .jsonl, .json, .parquet, or folders")
-    parser.add_argument("--dataset", help="a Hugging Face dataset instead of files (needs the package 'datasets')")
+    parser.add_argument("--dataset", help="a Hugging Face dataset instead of files (needs the package 'datasets'), or one of "
+                        + ", ".join(NAMED))
     parser.add_argument("--subset", help="the dataset's configuration")
     parser.add_argument("--split", default="train", help="the dataset's split (default: train)")
     parser.add_argument("--text-field", help="field or column (default: text; with --chat, messages or conversations)")
@@ -70,6 +72,7 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 def check_together(options: Namespace) -> None:
     """Options that need or exclude each other."""
+    take_named(options)
 
     def refuse(where: str, what: str) -> None:
         raise Fault(where, what, advice="see quern-tools tokenize --help", code=CONFIG)
@@ -209,7 +212,7 @@ class Sources:
     def rows(self) -> Rows:
         options = self._options
         if options.dataset:
-            return read_dataset(options.dataset, options.subset, options.split)
+            return dataset_rows(options.dataset, options.subset, options.split)
         return read_rows(self.files)
 
     def documents(self) -> Iterator[Any]:
