@@ -81,6 +81,13 @@ struct RunTensor {
   Extents shape;  ///< over all ranks
 };
 
+/// Where a tensor is, for other libraries that read it between two calls of the run.
+struct TensorPlace {
+  void* data = nullptr;  ///< in the device's memory, row-major; valid as long as the run is open
+  std::string device;    ///< id of the device: "cpu", "cuda"
+  int unit = 0;          ///< number of the hardware unit that the device opened
+};
+
 /// The loss over some data.
 struct DataLoss {
   std::string name;         ///< of the file; "validation" of a split that does not consist of token files
@@ -165,6 +172,8 @@ class TrainingRun {
   std::vector<RunTensor> tensors() const;
   /// A tensor's elements, row-major; fp32 and bf16 only. All ranks call this together, and the functions below.
   std::vector<float> read(const std::string& tensor) const;
+  /// A tensor that is whole on this rank's device: not sharded, and not in an offload store. What is enqueued is done.
+  TensorPlace place(const std::string& tensor) const;
   /// Replaces all elements, rounded to the tensor's dtype, and renews the working copies.
   void write(const std::string& tensor, std::span<const float> values);
   /// The weights as a Hugging Face model directory; it replaces an older export only when it is complete.

@@ -59,6 +59,8 @@ class Engine {
   void read(const PlannedTensor& tensor, std::int64_t first, std::int64_t count, void* host);
   /// Of what this rank has; not collective.
   void read_part(const StatePart& part, void* host);
+  /// Where the tensor's elements are once this returns; null: in a store, or in slots.
+  void* device_address(const PlannedTensor& tensor);
   /// All of them, one behind the other.
   void read(const std::vector<PlannedTensor>& tensors, std::byte* host);
   /// Makes the working copies from the masters; after masters were written.

@@ -88,6 +88,13 @@ void Engine::read_part(const StatePart& part, void* host) {
   check_stores();
 }
 
+void* Engine::device_address(const PlannedTensor& tensor) {
+  need_applied(tensor);
+  synchronize();
+  const Place place = tensor.place();
+  return place.space == Space::device ? address(place) : nullptr;
+}
+
 // Piece by piece into the memory of transient values, of which there are none between runs.
 void Engine::read_shards(const PlannedTensor& tensor, std::int64_t first, std::int64_t count, std::byte* host) {
   const std::shared_ptr<void> announced = notice_ ? notice_(tensor, first, count) : nullptr;

@@ -11,6 +11,7 @@
 #include "engine/host_tensor.h"
 #include "generate/generator.h"
 #include "generate/prompts.h"
+#include "launch/rank_place.h"
 #include "plan/choice/choose.h"
 #include "plan/laws/check_schedules.h"
 #include "plan/programs/state_programs.h"
@@ -81,6 +82,7 @@ struct TrainingRun::Parts : ConfiguredRun {
     return state;
   }
   const PlannedTensor& tensor(const std::string& name);
+  const PlannedTensor& readable(const std::string& name);
   std::unique_ptr<DataSource> open_tokens(const std::string& file);
   DataLoss loss_over(DataSource& data, const std::string& name);
 
@@ -288,16 +290,37 @@ std::vector<RunTensor> TrainingRun::tensors() const {
   return tensors;
 }
 
-std::vector<float> TrainingRun::read(const std::string& name) const {
-  const PlannedTensor& tensor = parts_->tensor(name);
-  if (tensor.kind == names::kGradient && std::isnan(position().seconds))
+/// With its last step's gradient made, or its update applied.
+const PlannedTensor& TrainingRun::Parts::readable(const std::string& name) {
+  const PlannedTensor& found = tensor(name);
+  if (found.kind != names::kGradient)
+    engine().apply_update();
+  else if (std::isnan(trainer->position().seconds))
     refuse_use("there is no gradient before the first step", "call step first");
+  return found;
+}
+
+std::vector<float> TrainingRun::read(const std::string& name) const {
+  const PlannedTensor& tensor = parts_->readable(name);
   std::vector<std::byte> stored(static_cast<std::size_t>(byte_count(tensor.whole_extents(), tensor.dtype)));
-  if (tensor.kind != names::kGradient) parts_->engine().apply_update();
   parts_->engine().read(tensor, stored.data());
   std::vector<float> values(static_cast<std::size_t>(element_count(tensor.whole_extents())));
   decode(stored.data(), tensor.dtype, values);
   return values;
+}
+
+TensorPlace TrainingRun::place(const std::string& name) const {
+  const PlannedTensor& tensor = parts_->readable(name);
+  void* const data = tensor.whole.empty() ? parts_->engine().device_address(tensor) : nullptr;
+  if (!data)
+    throw Error(ErrorCode::config, {.where = name,
+                                    .what = "is not whole in this device's memory",
+                                    .found = tensor.whole.empty() ? "in an offload store" : "sharded over ranks",
+                                    .next = "copy it with read"});
+  const Session& session = parts_->session;
+  const std::optional<RankPlace> rank = rank_place();
+  const bool counted = rank && parts_->trainer && device().units > 1;
+  return {data, device().id, static_cast<int>(session.device_options.ordinal) + (counted ? rank->local_rank : 0)};
 }
 
 void TrainingRun::write(const std::string& name, std::span<const float> values) {

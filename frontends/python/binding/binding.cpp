@@ -158,6 +158,11 @@ json tensors(Run& run, const json&) {
   return list;
 }
 
+json place(Run& run, const json& arguments) {
+  const TensorPlace place = run.training.place(arguments.at("tensor"));
+  return {{"data", reinterpret_cast<std::uintptr_t>(place.data)}, {"device", place.device}, {"unit", place.unit}};
+}
+
 json open(Run& run, const json& arguments) {
   if (arguments.at("training"))
     open_for_training(run);
@@ -183,6 +188,7 @@ const std::map<std::string, Method, std::less<>>& methods() {
       {"evaluate", evaluate},
       {"generate", generate},
       {"tensors", tensors},
+      {"place", place},
       {"set_learning_rate", set_learning_rate},
       {"position", [](Run& run, const json&) { return position(run); }},
       {"learning_rate",

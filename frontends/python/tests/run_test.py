@@ -18,6 +18,7 @@ from gguf import GGUFReader  # noqa: E402
 
 import quern  # noqa: E402
 from folder_test_case import FolderTestCase  # noqa: E402
+from quern.driver import dlpack  # noqa: E402
 from quern.tokens.token_file import TokenWriter  # noqa: E402
 
 PROGRAM = os.environ["QUERN"]
@@ -222,12 +223,24 @@ class RunTest(FolderTestCase):
                 run.write(name, before[:3])
             with self.assertRaises(KeyError):
                 run.read("master/none")
+            for tensor in (name, "gradient/qkv.weight/1", "moment1/final_norm.weight"):
+                view = np.from_dlpack(run.view(tensor))
+                np.testing.assert_array_equal(view, run.read(tensor))
+                self.assertEqual((view.dtype, view.flags.owndata), (np.float32, False))
+            view = np.from_dlpack(run.view(name))
+            self.assertEqual(len(dlpack.exported), 1)
+            run.view(name).__dlpack__()  # that nobody takes
+            run.step()
+            np.testing.assert_array_equal(view, run.read(name))  # the same memory
             run.export(self.folder / "model")
             run.export(self.folder / "model.gguf", to="gguf")
             found, = (one for one in GGUFReader(self.folder / "model.gguf").tensors if one.name == "token_embd.weight")
             np.testing.assert_array_equal(found.data, before)
             with self.assertRaisesRegex(quern.Error, "not a GGUF file"):
                 run.export(self.folder / "train.tok", to="gguf")
+        np.testing.assert_array_equal(view, view)  # which it keeps
+        del view
+        self.assertEqual(dlpack.exported, {})
         with quern.Run(self.config, weights=self.folder / "model") as run:
             self.assertLess(run.evaluate([self.folder / "train.tok"])[0].loss, 5)
             self.assertTrue(all(tensor.startswith("master/") for tensor in run.tensors()))

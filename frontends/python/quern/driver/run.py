@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from quern.base.fault import Fault
 from quern.driver.config import Config, resolved
+from quern.driver.dlpack import DTYPES, TensorView
 from quern.driver.error import Error, error_of
 from quern.driver.library import FLOATS, Callback, check, library, number, take_text
 from quern.driver.rows import Rows
@@ -124,7 +125,7 @@ class Run:
         handle = ctypes.c_void_p()
         check(library().quern_make(config.as_json(), self._callback.pointer, ctypes.byref(handle)))
         self._handle = handle
-        self._close = weakref.finalize(self, close, handle, self._callback)
+        self._memory: Memory | None = Memory(handle, self._callback)
 
     def _resolved(self, config: Config) -> dict[str, Any]:
         """The tables of a config that may select what this run brings."""
@@ -212,6 +213,17 @@ class Run:
         check(library().quern_read(self._handle, tensor.encode(), values.ctypes.data_as(FLOATS), values.size))
         return values
 
+    def view(self, tensor: str) -> TensorView:
+        """A tensor in the device's memory, without a copy: torch.from_dlpack(run.view(name)), cupy's or numpy's. Only of
+        tensors that are whole there: not sharded, and not in an offload store. Read it before the run's next call, which
+        may change it; change it with `write`."""
+        known = self._tensor(tensor)
+        if known.dtype not in DTYPES:
+            raise ValueError(f"{tensor}: found the dtype {known.dtype}, expected {' or '.join(DTYPES)}")
+        place = self._call("place", tensor=tensor)
+        return TensorView(known.shape, known.dtype, place["device"], place["unit"],
+                          lambda: int(self._call("place", tensor=tensor)["data"]), self._memory)
+
     def write(self, tensor: str, values: Any) -> None:
         """Replaces a tensor, rounded to its dtype. `values`: an array of its shape, or one that DLPack can read in the
         memory of the CPU."""
@@ -239,13 +251,14 @@ class Run:
     # ---- the end ----
 
     def close(self) -> None:
-        """Saves every finished step of a run that trains, and frees everything."""
-        if self._close.alive:
+        """Saves every finished step of a run that trains, and frees everything; memory that other libraries view, when they
+        are done."""
+        if self._memory:
             try:
                 if (answer := self._call("stop")) is not None:
                     self._moved(answer)
             finally:
-                self._close()
+                self._memory = None
 
     def __enter__(self) -> "Run":
         return self
@@ -258,7 +271,7 @@ class Run:
     # ---- the library ----
 
     def _call(self, method: str, **arguments: Any) -> Any:
-        if not self._close.alive:
+        if not self._memory:
             raise ValueError("the run is closed; make another one, which continues")
         answer = ctypes.c_void_p()
         try:
@@ -306,6 +319,13 @@ class Run:
         if name not in tensors:
             raise KeyError(f"no such tensor: {name}; Run.tensors() has {next(iter(tensors))} and {len(tensors) - 1} others")
         return tensors[name]
+
+
+class Memory:
+    """Keeps a run of the library, until nobody refers to this."""
+
+    def __init__(self, handle: ctypes.c_void_p, callback: Callback) -> None:
+        weakref.finalize(self, close, handle, callback)
 
 
 def close(handle: ctypes.c_void_p, _callback: Callback) -> None:  # which lives until then
