@@ -172,7 +172,7 @@ class TrainingRun {
   std::vector<RunTensor> tensors() const;
   /// A tensor's elements, row-major; fp32 and bf16 only. All ranks call this together, and the functions below.
   std::vector<float> read(const std::string& tensor) const;
-  /// A tensor that is whole on this rank's device: not sharded, and not in an offload store. What is enqueued is done.
+  /// A tensor that is whole on this rank's device: not sharded, and not in an offload store. Waits for the device first.
   TensorPlace place(const std::string& tensor) const;
   /// Replaces all elements, rounded to the tensor's dtype, and renews the working copies.
   void write(const std::string& tensor, std::span<const float> values);

@@ -65,7 +65,7 @@ class TensorView:
         return DEVICES[self.device], self.unit if self.device == "cuda" else 0
 
     def __dlpack__(self, *, stream: object = None, **_: object) -> object:
-        """`stream` need not wait: what the run has enqueued is done."""
+        """`stream` need not wait: the run waits for its device first."""
         kind, unit = self.__dlpack_device__()
         shape = (ctypes.c_int64 * len(self.shape))(*self.shape)
         managed = DLManagedTensor()

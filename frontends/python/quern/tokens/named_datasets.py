@@ -36,7 +36,7 @@ NAMED = {
 
 
 def take_named(options: Namespace) -> None:
-    """What the name says, in options that were not given."""
+    """Sets options that were not given, by the name."""
     if named := NAMED.get(options.dataset or ""):
         options.chat = options.chat or named.turns is not None
         if not options.chat:

@@ -4,6 +4,7 @@
     quern-tools tokenize web.jsonl --tokenizer Qwen2.5-0.5B/tokenizer.json -o data/web
     quern-tools tokenize talks.jsonl --chat --tokenizer Qwen2.5-0.5B-Instruct/tokenizer.json -o data/talks
     quern-tools tokenize --dataset HuggingFaceFW/fineweb-edu --subset sample-10BT --tokenizer ... -o data/edu
+    quern-tools tokenize --dataset tiny-stories --tokenizer ... -o data/stories
 
 Writes train.tok, val.tok, tokenizer.json and meta.json; docs/token-files.md describes them. Files of these names that
 an earlier tokenize left are replaced, others are not.
