@@ -42,7 +42,7 @@ metric_list:
 
 
 def write_questions(texts, path, count, words):
-    """`count` times `words` words of a text, with the next words and those of three other places as choices."""
+    """`count` times `words` words of a text, with the next words and words from three other places as choices."""
     draw = random.Random(1)
     passages = []
     for text in texts:

@@ -10,6 +10,7 @@ import sys
 import textwrap
 import time
 import unittest
+from unittest import mock
 
 os.environ.setdefault("QUERN_PREFIX", os.environ["QUERN_BUILD_DIR"])
 
@@ -235,7 +236,7 @@ class RunTest(FolderTestCase):
             run.export(self.folder / "model")
             run.export(self.folder / "model.gguf", to="gguf")
             found, = (one for one in GGUFReader(self.folder / "model.gguf").tensors if one.name == "token_embd.weight")
-            np.testing.assert_array_equal(found.data, before)
+            np.testing.assert_array_equal(found.data, run.read(name))
             with self.assertRaisesRegex(quern.Error, "not a GGUF file"):
                 run.export(self.folder / "train.tok", to="gguf")
         np.testing.assert_array_equal(view, view)  # which it keeps
@@ -341,6 +342,8 @@ class RunTest(FolderTestCase):
                 subprocess.run(["rm", "-r", self.folder / "ranks"], check=True)
 
     def test_launched_ranks_end_together(self):
+        with mock.patch.object(sys, "ps1", ">>> ", create=True), self.assertRaisesRegex(quern.Error, "run that"):
+            quern.launch(self.config.set("parallel", {"ranks": 2, "communicator": "memcpy"}))
         process = self.launched("""\
             for step in run:
                 print(step.step, flush=True)

@@ -118,6 +118,11 @@ std::optional<int> start_ranks(const RunConfig& run, const std::vector<std::stri
   const ParallelOptions parallel = parallel_options().bind(config.section("parallel"));
   const int size = parallel.ranks > 0 ? static_cast<int>(parallel.ranks) : units_of(config, host);
   if (size == 1 && parallel.restarts == 0) return std::nullopt;
+  if (words.empty())
+    throw Error(ErrorCode::config, {.where = config.where("parallel", "ranks"),
+                                    .what = "nothing here can be started again as ranks",
+                                    .found = std::to_string(size) + " ranks",
+                                    .next = "write a script, and run that"});
   const std::string launcher = launcher_of(config, host, size);
   const std::string directory = log_options().bind(config.section("log")).directory;
   for (std::int64_t restart = 0;; ++restart) {

@@ -18,7 +18,7 @@ void take_place(const RankPlace& place, RunConfig& run);
 
 /// When the config asks for several ranks or for restarts: runs the program `words` as all ranks, again after a failure
 /// as often as parallel.restarts allows, and returns the exit code. None: this process does the work. `say` gets lines
-/// for standard error: warnings, and the cause of a failure.
+/// for standard error: warnings, and the cause of a failure. A config error where there are no words.
 std::optional<int> start_ranks(const RunConfig& run, const std::vector<std::string>& words,
                                const std::function<void(const std::string&)>& say);
 

@@ -26,7 +26,8 @@ def launch(config: Config | str | os.PathLike[str]) -> None:
     """
     config = config if isinstance(config, Config) else Config.load(config)
     code = ctypes.c_int()
-    words = json.dumps([sys.executable, *sys.orig_argv[1:]])
+    interactive = hasattr(sys, "ps1") or "ipykernel" in sys.modules
+    words = json.dumps([] if interactive else [sys.executable, *sys.orig_argv[1:]])
     sys.stdout.flush()
     check(library().quern_start_ranks(config.as_json(), words.encode(), ctypes.byref(code)))
     if code.value >= 0:
