@@ -79,7 +79,7 @@ guide 'cp -r $PREFIX/share/quern/examples .'
 guide 'cd examples'
 guide 'python3 bytes.py $PREFIX/include/quern/*.h -o bytes'
 
-for NAME in parallel_decoder int8_forward squared_relu solo drawn_shapes patch_classifier root_decay csv_lines checked_memory; do
+for NAME in parallel_decoder int8_forward squared_relu solo drawn_shapes patch_classifier matrix_momentum root_decay csv_lines checked_memory; do
   guide 'cmake -S $NAME -B build/$NAME -DCMAKE_PREFIX_PATH=$PREFIX -DCMAKE_BUILD_TYPE=Release' >cmake.log || fail "$(<cmake.log)"
   guide 'cmake --build build/$NAME' >cmake.log || fail "$(<cmake.log)"
   guide 'ctest --test-dir build/$NAME --output-on-failure'
@@ -103,7 +103,7 @@ done
 # A plugin of each kind begins as an example; one of them is built.
 (
   mkdir new && cd new
-  for kind in model precision communicator offload schedule data log; do
+  for kind in model precision communicator offload optimizer schedule data log; do
     quern plugins new $kind my_$kind >/dev/null
     grep -q "KIND $kind)" my_$kind/CMakeLists.txt || fail "a new $kind is of another kind"
   done
