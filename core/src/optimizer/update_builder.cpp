@@ -12,6 +12,13 @@ namespace {
 /// Inputs of every list of tensors begin with "update" and "step".
 constexpr std::size_t kShared = 2;
 
+/// Whether the tensors of both lists have the same dtypes; `more` is of one parameter.
+bool same_dtypes(const Program& program, const std::vector<ValueId>& list, const std::vector<ValueId>& more) {
+  auto dtype = [&](ValueId id) { return id == kNoValue ? DType::u8 : program[id].dtype; };
+  return list.size() >= more.size() && std::equal(more.begin() + kShared, more.end(), list.begin() + kShared,
+                                                  [&](ValueId a, ValueId b) { return dtype(a) == dtype(b); });
+}
+
 bool repeats(const OpSpec& spec) { return !spec.inputs.empty() && spec.inputs.back().back() == '*'; }
 
 }  // namespace
@@ -46,8 +53,13 @@ std::vector<ValueId> UpdateBuilder::op(std::string kind, std::vector<ValueId> in
                                        Attributes attributes) {
   const OpSpec& spec = ops_.at(kind);
   Op op{.kind = std::move(kind), .inputs = std::move(inputs), .outputs = {}, .attributes = std::move(attributes)};
+  if (op.inputs.empty() || op.inputs.size() > spec.inputs.size())
+    if (op.inputs.empty() || !repeats(spec)) fail_internal("op " + op.kind, "has another number of operands");
   std::vector<const Value*> operands;
   for (ValueId id : op.inputs) operands.push_back(id == kNoValue ? nullptr : &program_[id]);
+  while (operands.size() < spec.inputs.size() && spec.optional_input(operands.size())) operands.push_back(nullptr);
+  if (operands.size() + (repeats(spec) ? 1 : 0) < spec.inputs.size())
+    fail_internal("op " + op.kind, "operand " + spec.inputs[operands.size()] + " is missing");
   std::vector<Value> outputs(spec.outputs.size());
   InferContext context{operands, op.attributes, outputs, operands.at(0)->dtype, op.kind};
   spec.infer(context);
@@ -74,7 +86,8 @@ bool UpdateBuilder::join(const OpSpec& spec, const Op& op) {
   const bool joins = first_ && repeats(spec) && op.inputs.size() >= kShared && op.inputs[0] == update_ &&
                      op.inputs[1] == step_ && spec.updates.size() == spec.outputs.size();
   auto known = std::find_if(updates_.begin(), updates_.end(), [&](const InPlace& other) {
-    return joins && other.joins && program_.ops[other.op].kind == op.kind && other.attributes == op.attributes;
+    return joins && other.joins && program_.ops[other.op].kind == op.kind && other.attributes == op.attributes &&
+           same_dtypes(program_, program_.ops[other.op].inputs, op.inputs);
   });
   const bool found = known != updates_.end();
   if (!found) known = updates_.insert(updates_.end(), {program_.ops.size(), op.attributes, {}, {}, joins});

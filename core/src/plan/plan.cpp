@@ -55,7 +55,8 @@ std::string Plan::whole_on_ranks() const {
       names[format_list(parameter.update.whole_kinds)].push_back(parameter.spec.name);
   std::vector<std::string> texts;
   for (const auto& [kinds, of_kinds] : names)
-    texts.push_back(format_list(of_kinds) + ", of which op " + kinds + " needs whole matrices");
+    texts.push_back(format_list(of_kinds) + (kinds.empty() ? ", of which a state has no rows"
+                                                           : ", of which op " + kinds + " needs whole matrices"));
   return format_list(texts);
 }
 
