@@ -50,6 +50,8 @@ Access Places::passing(std::int64_t offset, std::int64_t bytes, const std::strin
 Access Places::tensor(const PlannedTensor& tensor) {
   if (tensor.owner == TensorOwner::loading)
     return passing(tensor.offset, tensor.bytes(), in_layer("loading " + tensor.parameter, tensor.layer));
+  if (tensor.kind == names::kAmax && tensor.part_of >= 0)  // an element of what ranks agree on together
+    return at(tensor.place(), tensor.part_of, names::kAmaxes, -1);
   return at(tensor.place(), tensor.part_of < 0 ? tensor.offset : tensor.part_of,
             tensor.parameter.empty() ? tensor.kind : tensor.kind + "." + tensor.parameter, tensor.layer);
 }
