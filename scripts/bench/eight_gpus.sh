@@ -78,7 +78,7 @@ row() {
     for process in "${processes[@]}"; do wait "$process" || failures=$((failures + 1)); done
   fi
   # shellcheck disable=SC2046  # names have no spaces
-  [[ $alone == - ]] || slowest=$(median $(seq -f "$alone.alone%g" 0 $((gpus - 1))) 2>/dev/null)
+  [[ $alone == - ]] || ! wanted "$alone" || slowest=$(median $(seq -f "$alone.alone%g" 0 $((gpus - 1))) 2>/dev/null)
   [[ -z $slowest ]] || share=$(awk "BEGIN { printf \"%.1f%%\", 100 * $all / $gpus / $slowest }")
   echo "| $name | $all | $((all / gpus)) | $slowest | $share |"
 }

@@ -1,13 +1,16 @@
 #include "optimizer/optimizers.h"
 
+#include "quern/error.h"
+
 namespace quern {
 
 namespace {
 
 class ByGroups final : public Optimizer {
  public:
-  ByGroups(std::unique_ptr<Optimizer> run, std::vector<std::pair<std::string, std::unique_ptr<Optimizer>>> others)
-      : run_(std::move(run)), others_(std::move(others)) {}
+  ByGroups(std::string id, std::unique_ptr<Optimizer> run,
+           std::vector<std::pair<std::string, std::unique_ptr<Optimizer>>> others)
+      : id_(std::move(id)), run_(std::move(run)), others_(std::move(others)) {}
 
   std::vector<OptimizerState> states(const ParameterSpec& parameter) const override {
     return of(parameter).states(parameter);
@@ -16,11 +19,16 @@ class ByGroups final : public Optimizer {
 
  private:
   const Optimizer& of(const ParameterSpec& parameter) const {
+    if (parameter.optimizer.empty() || parameter.optimizer == id_) return *run_;
     for (const auto& [id, optimizer] : others_)
       if (id == parameter.optimizer) return *optimizer;
-    return *run_;
+    throw Error(ErrorCode::config, {.where = "parameter " + parameter.name,
+                                    .what = "the run has no optimizer that the model names for it",
+                                    .found = parameter.optimizer,
+                                    .next = "name it in a group of train.groups"});
   }
 
+  std::string id_;
   std::unique_ptr<Optimizer> run_;
   std::vector<std::pair<std::string, std::unique_ptr<Optimizer>>> others_;
 };
@@ -33,10 +41,9 @@ std::vector<Factory> optimizer_factories() {
   return std::move(manifest.factories);
 }
 
-std::unique_ptr<Optimizer> by_groups(std::unique_ptr<Optimizer> run,
+std::unique_ptr<Optimizer> by_groups(std::string id, std::unique_ptr<Optimizer> run,
                                      std::vector<std::pair<std::string, std::unique_ptr<Optimizer>>> others) {
-  if (others.empty()) return run;
-  return std::make_unique<ByGroups>(std::move(run), std::move(others));
+  return std::make_unique<ByGroups>(std::move(id), std::move(run), std::move(others));
 }
 
 }  // namespace quern

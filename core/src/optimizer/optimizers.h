@@ -18,8 +18,8 @@ void add_sgd(Manifest& manifest);
 /// For the plugin host.
 std::vector<Factory> optimizer_factories();
 
-/// `run` for all parameters but those whose ParameterSpec::optimizer is the id of another.
-std::unique_ptr<Optimizer> by_groups(std::unique_ptr<Optimizer> run,
+/// The run's, which has the id, for all parameters but those whose ParameterSpec::optimizer is the id of another.
+std::unique_ptr<Optimizer> by_groups(std::string id, std::unique_ptr<Optimizer> run,
                                      std::vector<std::pair<std::string, std::unique_ptr<Optimizer>>> others);
 
 }  // namespace quern

@@ -344,7 +344,9 @@ void TrainingRun::write(const std::string& name, std::span<const float> values) 
 void TrainingRun::export_model(const std::string& directory) {
   const ModelExport model(parts_->session, directory);
   auto write = [&] { model.write(parts_->engine(), directory); };
-  parts_->trainer ? parts_->trainer->lead("exporting the model", write) : write();
+  if (parts_->trainer) return parts_->trainer->lead("exporting the model", write);
+  const std::optional<RankPlace> place = rank_place();
+  if (!place || place->rank == 0) write();  // each rank has all weights
 }
 
 }  // namespace quern

@@ -161,7 +161,7 @@ void Session::make_optimizer(PluginHost& host) {
   for (const std::string& id : config.ids("optimizer"))
     if (id != config.id("optimizer"))
       others.emplace_back(id, host.create<Optimizer>(id, config.factory_values("optimizer", id)));
-  optimizer = by_groups(make<Optimizer>(config, host, "optimizer"), std::move(others));
+  optimizer = by_groups(config.id("optimizer"), make<Optimizer>(config, host, "optimizer"), std::move(others));
 }
 
 void Session::note_ignored(const std::string& model_config) {

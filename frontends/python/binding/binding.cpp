@@ -5,6 +5,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 
 #include <nlohmann/json.hpp>
@@ -30,7 +31,7 @@ constexpr int kLeft = -1;  // RunRequests::stop of a program that is done with t
 struct Run {
   explicit Run(RunConfig config) : training(std::move(config)) {}
   ~Run() {
-    if (is_rank) hear_starter(nullptr);
+    if (hears) hear_starter(nullptr);
   }
 
   enum class Use { none, training, inference, over };
@@ -38,6 +39,7 @@ struct Run {
   TrainingRun training;
   Use use = Use::none;
   bool is_rank = starter_of_this_rank() != 0;         // then its signals come from the starter
+  bool hears = false;                                 // and go to this run, which trains
   std::vector<std::unique_ptr<StopSignals>> signals;  // of a run that trains, also between steps
 };
 
@@ -69,7 +71,7 @@ void open_for_training(Run& run) {
     throw Error(ErrorCode::config,
                 {.where = "Run", .what = "it has ended", .next = "make another one, which continues"});
   if (run.use == Run::Use::training) return;
-  if (run.is_rank) hear_starter(&run.requests);
+  if (run.is_rank) hear_starter(&run.requests), run.hears = true;
   run.training.open_for_training(run.requests);
   run.use = Run::Use::training;
   for (int signal : {SIGTERM, SIGHUP, SIGXCPU})
@@ -205,7 +207,8 @@ const std::map<std::string, Method, std::less<>>& methods() {
        [](Run& run, const json& arguments) {
          open_for_evaluation(run, arguments.at("weights"));
          run.training.export_model(arguments.at("directory"));
-         return json();
+         const std::optional<RankPlace> place = rank_place();
+         return json{{"written", !place || place->rank == 0}};
        }},
       {"config", [](Run& run, const json&) { return json(run.training.config()); }},
       {"plan", [](Run& run, const json&) { return json(run.training.plan_report()); }},

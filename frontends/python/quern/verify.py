@@ -13,6 +13,7 @@ Nothing is written into the run's directory. Exit code 1: a check failed.
 
 import importlib.util
 import json
+import math
 import sys
 import tempfile
 from argparse import ArgumentParser, Namespace
@@ -56,7 +57,8 @@ def check_recompute(config: Config, folder: Path, steps: int) -> tuple[bool, str
 
 def check_reference(config: Config, folder: Path, reference: list[float], tolerance: float) -> tuple[bool, str]:
     found = losses_of(alone(config, folder / "reference", len(reference)))
-    largest = max(abs(a - b) / abs(b) for a, b in zip(found, reference, strict=True))
+    apart = [abs(a - b) / abs(b) if b else abs(a) for a, b in zip(found, reference, strict=True)]
+    largest = float(np.max(apart))  # a NaN where there is one
     return largest <= tolerance, f"{len(found)} steps, losses {shown(found)}, largest relative difference {largest:.1e}"
 
 
@@ -145,11 +147,16 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 def checks_of(options: Namespace, config: Config, folder: Path) -> Iterator[tuple[str, Callable[[], tuple[bool, str]]]]:
     chosen = options.only or ["recompute", "reference", "torch"]
+    if options.only and "reference" in chosen and not options.reference:
+        raise Fault("--only reference", "there is no reference", advice="give --reference FILE, which --write wrote", code=CONFIG)
     if "recompute" in chosen:
         yield "recompute", lambda: check_recompute(config, folder, options.steps)
     if options.reference and "reference" in chosen:
         with reading(options.reference):
             losses = checked(parse(options.reference.read_bytes(), options.reference), {"losses": [NUMBER]}, options.reference)
+        if not losses["losses"] or not all(loss is not None and math.isfinite(loss) for loss in losses["losses"]):
+            raise Fault(options.reference, "not the losses of a run: empty, or not all finite",
+                        advice="write them again with --write", code=CONFIG)
         yield "reference", lambda: check_reference(config, folder, losses["losses"], options.tolerance)
     if "torch" in chosen:
         missing = [name for name in ("torch", "transformers") if importlib.util.find_spec(name) is None]

@@ -200,7 +200,8 @@ void ProgramSet::check_loss(const Program& head) const {
     refuse("train.z_loss", "the model's loss has no such term", "set it to 0, or use a model that ends with lm_loss");
   if (!options_.logits && !options_.next_logits) return;
   const char* next = "set sample.every = 0, and make no texts with this model";
-  if (!takes.logits) refuse("model", "its loss gives no logits of tokens", next);
+  if (!takes.logits || ops_.at(loss.kind).training_kind.empty())
+    refuse("model", "its loss gives no logits of tokens", next);
   if (!parts_.model.traits().causal) refuse("model", "it is not causal, so it continues no text", next);
 }
 

@@ -1,5 +1,6 @@
 // linear and its three matmuls, which the precision backend lowers, and the ops that they are lowered to.
 #include "program/ops/ops.h"
+#include "quern/error.h"
 
 namespace quern::ops {
 
@@ -65,6 +66,8 @@ void add_narrow_matmuls(OpSet& set) {
                },
            .backward =
                [](BackwardContext& b) {
+                 if (b.op().attributes.integer("transpose_b") == 0)
+                   fail_internal("op add_matmul", "has a backward rule with transpose_b = 1 alone");
                  b.set_input_grad(0, b.output_grad());
                  b.emit("columns_weight_grad", {b.output_grad(), b.input(1), b.input(2)}, {2}, b.op().attributes);
                  b.emit("columns_matmul", {b.output_grad(), b.input(2)}, {1}, b.op().attributes);

@@ -33,6 +33,7 @@ class Differentiator {
     if (loss < 0 && !program.outputs.empty()) seed();
     for (std::size_t i = forward_ops; i-- > 0;)
       if (static_cast<int>(i) != loss) visit(i);  // a loss's gradients are made by the op itself
+    if (loss >= 0) need_no_gradient(program.ops[static_cast<std::size_t>(loss)]);
     drop_frozen_gradients(wants_.size());
     collect_boundary();
     need_gradients();
@@ -89,6 +90,15 @@ class Differentiator {
       if (value.role == Role::parameter_grad) made.insert(value.parameter);
     for (const Value& value : program.values)
       if (value.role == Role::parameter && is_wanted(value) && !made.contains(value.parameter)) refuse(value.name);
+  }
+
+  /// A loss that makes its own gradients takes none of its result: a term of the objective that reads it would be lost.
+  void need_no_gradient(const Op& loss) const {
+    if (!contributions_.contains(loss.outputs[0])) return;
+    throw Error(ErrorCode::config, {.where = "program " + joint_.program.name,
+                                    .what = "a term of the objective reads the result of the loss " + loss.kind,
+                                    .found = joint_.program[loss.outputs[0]].name,
+                                    .next = "make the term of what the loss reads"});
   }
 
   ValueId new_boundary_gradient() {

@@ -88,7 +88,8 @@ Checkpoint Checkpoints::to_roll_back_to(const RunState& state) {
 }
 
 std::string Checkpoints::path_to_roll_back_to(const RunState& state) {
-  finish(state);
+  wait();  // on this rank alone
+  log_saved(state);
   NewestCheckpoint newest;
   const std::string directory = lock_->directory();
   if (state.step == rolled_back_to_) newest = find_newest(directory, state.step);

@@ -190,13 +190,19 @@ class Run:
     def export(self, place: Path, to: Literal["hf", "gguf"] = "hf") -> None:
         """The weights as a Hugging Face model directory, or as a GGUF file; it replaces an older export when it is
         complete."""
+        if to not in ("hf", "gguf"):
+            raise ValueError(f"to: found {to!r}, expected 'hf' or 'gguf'")
+
+        def export(folder: Path) -> bool:
+            return bool(self._call("export", directory=os.fspath(folder), weights=self.weights)["written"])
+
         if to == "hf":
-            self._call("export", directory=os.fspath(place), weights=self.weights)
+            export(place)
             return
         from quern.models.export_gguf import export_as_gguf  # needs the package gguf
 
         try:
-            export_as_gguf(self.export, pathlib.Path(place))
+            export_as_gguf(export, pathlib.Path(place))
         except Fault as fault:
             raise error_of(fault) from None
 

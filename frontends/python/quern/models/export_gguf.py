@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quern.base.arguments import path_argument
-from quern.base.fault import RESOURCES, Fault, importing, printable, reading, starting, writing
+from quern.base.fault import CONFIG, RESOURCES, Fault, importing, printable, reading, starting, writing
 from quern.base.files import partial_of, remove_abandoned
 from quern.base.installation import find_quern
 from quern.tokens.begin_tokens import begin_tokens
@@ -238,13 +238,14 @@ def write_gguf(folder: Path, file: Path, dtype: str | None = None, with_tokenize
         partial.unlink(missing_ok=True)
 
 
-def export_as_gguf(export: Callable[[Path], object], file: Path, dtype: str | None = None, with_tokenizer: bool = True) -> None:
-    """The model that `export` writes into a new folder, beside the file for the time."""
+def export_as_gguf(export: Callable[[Path], bool], file: Path, dtype: str | None = None, with_tokenizer: bool = True) -> None:
+    """The model that `export` writes into a new folder, beside the file for the time; nothing where it says that another
+    rank writes."""
     check_replaceable(file)
     with writing(file), tempfile.TemporaryDirectory(prefix=".gguf-", dir=file.absolute().parent) as temporary:
         folder = Path(temporary) / "model"
-        export(folder)
-        write_gguf(folder, file, dtype, with_tokenizer)
+        if export(folder):
+            write_gguf(folder, file, dtype, with_tokenizer)
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -258,7 +259,7 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def main(options: Namespace) -> None:
-    def export(folder: Path) -> None:
+    def export(folder: Path) -> bool:
         command = [find_quern(options.quern), "export", str(options.model), str(folder), "--to", "hf"]
         command += [word for assignment in options.set for word in ("--set", assignment)]
         command += ["--dtype", options.dtype] if options.dtype else []
@@ -266,9 +267,13 @@ def main(options: Namespace) -> None:
             code = subprocess.run(command, stdout=subprocess.DEVNULL).returncode
         if code:
             raise SystemExit(code if code > 0 else 128 - code)
+        return True
 
     with_tokenizer = options.tokenizer == "model"
     if (options.model / "config.json").is_file():
+        if options.set:
+            raise Fault("--set", f"{options.model} is a Hugging Face model, which has no config of a run",
+                        advice="leave it out", code=CONFIG)
         write_gguf(options.model, options.file, options.dtype, with_tokenizer)
     else:
         export_as_gguf(export, options.file, options.dtype, with_tokenizer)
