@@ -5,6 +5,7 @@ import io
 import json
 import os
 import subprocess
+import sys
 import textwrap
 import unittest
 from pathlib import Path
@@ -60,7 +61,9 @@ class GgufTest(FolderTestCase):
             return command_line.main([*map(str, words)]), said.getvalue()
 
     def quern(self, *words):
-        done = subprocess.run([PROGRAM, *map(str, words)], cwd=self.folder, capture_output=True, text=True)
+        tools = {"QUERN_TOOLS": str(Path(sys.executable).with_name("quern-tools"))}  # of this environment
+        done = subprocess.run([PROGRAM, *map(str, words)], cwd=self.folder, capture_output=True, text=True,
+                              env={**os.environ, **tools})
         self.assertEqual(done.returncode, 0, done.stderr)
         return done.stdout
 
