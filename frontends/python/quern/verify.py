@@ -1,8 +1,8 @@
 """Checks a run's numbers on this machine, with its model, precision and device.
 
-    python -m quern.verify run.toml
-    python -m quern.verify run.toml --write losses.json        # then, after a change or on another machine:
-    python -m quern.verify run.toml --reference losses.json
+    quern-tools verify run.toml                                # or python -m quern.verify
+    quern-tools verify run.toml --write losses.json            # then, after a change or on another machine:
+    quern-tools verify run.toml --reference losses.json
 
     recompute  losses with every layer recomputed have the same bits as with all activations kept
     reference  losses are equal to the losses in a file, to --tolerance

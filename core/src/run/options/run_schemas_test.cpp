@@ -24,9 +24,9 @@ std::string fault(const std::string& section, const std::string& text) {
 
 TEST_CASE("several ranks need a communicator, and shards several ranks") {
   CHECK(fault("parallel", "") == "accepted");
-  CHECK(fault("parallel", "ranks = 0")
-            .starts_with("run.toml:2:1: parallel.ranks: out of range, found 0, expected an "
-                         "integer from 1 to 65536"));
+  CHECK(fault("parallel", "ranks = -1")
+            .starts_with("run.toml:2:1: parallel.ranks: out of range, found -1, expected an "
+                         "integer from 0 to 65536"));
   CHECK(fault("parallel", "ranks = 65537").find("out of range, found 65537") != std::string::npos);
   CHECK(fault("parallel", "ranks = 2") ==
         "run.toml:1:2: parallel.communicator: found \"none\" with 2 ranks, expected the id of a communicator, or "
