@@ -170,6 +170,7 @@ std::string neighbours(const Subject& subject) {
   Bytes got(kPart);
   to.read(got.data());
   need_same("the first half, got while the second was put", got, first);
+  need_same("the first half, after the second was put", opened.get(slot, 0, kPart), first);
   need_same("the second half", opened.get(slot, kPart, kPart), second);
   const std::optional<std::string> fault = opened.store->error();
   need(!fault, "error() of a store whose puts and gets succeed", fault.value_or(""), "none");
