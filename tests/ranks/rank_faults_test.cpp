@@ -298,6 +298,7 @@ TEST_CASE("ranks that MPI ends leave with 6 and its words, and a stop while mpir
   const auto arguments =
       train_arguments(files, with(endless(files), {"parallel.communicator=mpi", "parallel.timeout=60"}));
   const Outcome ended = quern_run(arguments, [] { ::setenv("OMPI_MCA_pml", "nonsense", 1); });
+  CAPTURE(ended.err);
   CHECK(ended.code == 6);
   CHECK(has(ended.err, "Component: nonsense"));
   CHECK(has(ended.err, "quern: error: rank "));
