@@ -297,12 +297,17 @@ TEST_CASE("ranks that MPI ends leave with 6 and its words, and a stop while mpir
   TinyFiles files;
   const auto arguments =
       train_arguments(files, with(endless(files), {"parallel.communicator=mpi", "parallel.timeout=60"}));
-  const Outcome ended = quern_run(arguments, [] { ::setenv("OMPI_MCA_pml", "nonsense", 1); });
-  CAPTURE(ended.err);
-  CHECK(ended.code == 6);
-  CHECK(has(ended.err, "Component: nonsense"));
-  CHECK(has(ended.err, "quern: error: rank "));
-  CHECK(has(ended.err, " was ended by a library that it uses"));
+  // A rank sends MPI's words to mpirun while it ends: now and then they do not arrive there.
+  bool has_words = false;
+  for (int i = 0; i < 3 && !has_words; ++i) {
+    const Outcome ended = quern_run(arguments, [] { ::setenv("OMPI_MCA_pml", "nonsense", 1); });
+    CAPTURE(ended.err);
+    CHECK(ended.code == 6);
+    CHECK(has(ended.err, "quern: error: rank "));
+    CHECK(has(ended.err, " was ended by a library that it uses"));
+    has_words = has(ended.err, "Component: nonsense");
+  }
+  CHECK(has_words);
   const std::string programs = files.at("programs"), tmp = files.at("tmp"), begun = files.at("begun");
   for (const std::string& folder : {programs, tmp}) std::filesystem::create_directory(folder);
   write_text(programs + "/mpirun", "#!/bin/sh\necho >" + begun + "\nexec sleep 60\n");

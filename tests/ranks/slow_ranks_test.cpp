@@ -8,6 +8,7 @@
 #include <memory>
 #include <set>
 #include <thread>
+#include <vector>
 
 #include <doctest/doctest.h>
 #include <sys/stat.h>
@@ -167,16 +168,17 @@ TEST_CASE("a save that a program asks for takes longer than the time-out and is 
   // Ranks of this program, begun again so that the library of delays is in it.
   if (!std::getenv("QUERN_SLOW_FILES")) {
     const std::string self = std::filesystem::read_symlink("/proc/self/exe");
+    std::vector<pid_t> again;
     for (const char* file : {kWrite, kWriteOfOther}) {
-      CAPTURE(std::string(file));
-      const auto run_again = [&] {
-        slow(file, "7");
-        ::execl(self.c_str(), self.c_str(), "-tc=a save that a program asks for*", nullptr);
-      };
-      const pid_t again = ::fork();
-      if (again == 0) run_again(), ::_exit(127);
+      again.push_back(::fork());
+      if (again.back() != 0) continue;
+      slow(file, "7");
+      ::execl(self.c_str(), self.c_str(), "-tc=a save that a program asks for*", nullptr);
+      ::_exit(127);
+    }
+    for (const pid_t process : again) {
       int status = -1;
-      CHECK(::waitpid(again, &status, 0) == again);
+      CHECK(::waitpid(process, &status, 0) == process);
       CHECK(status == 0);
     }
     return;
