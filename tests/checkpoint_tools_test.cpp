@@ -115,6 +115,8 @@ TEST_CASE("a checkpoint of any number of ranks is exported as its run would, wit
   check_fails(quern_run({"export", run, files.at("x"), "--to", "onnx"}), 2,
               {"--to: no such format", "expected hf, gguf or peft"});
   check_fails(quern_run({"export", run, files.at("x"), "--to", "peft"}), 2, {run, "has no adapter to write alone"});
+  check_fails(quern_run({"export", run, files.at("x"), "--set", "adapter.merge=false"}), 2,
+              {"--set adapter.merge: the format says whether an adapter is merged", "found --to hf"});
   check_fails(quern_run({"export", run, files.at("x"), "--dtype=fp8"}), 2, {"checkpoint.export_dtype", "not a choice"});
   check_fails(quern_run({"export", run, files.at("x"), "--set", "model.llama.num_hidden_layers=3"}), 3,
               {"its weights are of another model than its config says", "attn_norm.weight/2"});

@@ -83,6 +83,12 @@ int export_command(const Arguments& arguments) {
                                     .what = "no such format",
                                     .found = to_string(OptionValue(format)),
                                     .expected = "hf, gguf or peft"});
+  for (const std::string& assignment : overrides)
+    if (assignment.starts_with("adapter.merge"))
+      throw Error(ErrorCode::config, {.where = "--set adapter.merge",
+                                      .what = "the format says whether an adapter is merged",
+                                      .found = "--to " + format,
+                                      .next = "leave it out: --to hf merges, --to peft does not"});
   overrides.push_back(std::string("adapter.merge=") + (format == "hf" ? "true" : "false"));
   if (values.count("dtype")) overrides.push_back("checkpoint.export_dtype=" + values["dtype"].as<std::string>());
   for (const std::string& note : export_checkpoint(checkpoint, place, overrides))

@@ -1,7 +1,7 @@
 #pragma once
 // LoRA (Hu et al., arXiv 2106.09685): y = x W^T + b becomes y + factor (x A^T) B^T with A (rank, in) and B (out, rank),
 // which train while all else is frozen. A matrix that holds several tensors (q, k and v) has an A and a B for each, as
-// PEFT does. The matmuls are ordinary linears, which are not quantized.
+// PEFT does. A's matmul is a linear and B's an add_matmul; neither is quantized.
 
 #include <cstdint>
 #include <span>

@@ -18,7 +18,7 @@ import numpy as np  # noqa: E402
 from gguf import GGUFReader  # noqa: E402
 
 import quern  # noqa: E402
-from folder_test_case import FolderTestCase  # noqa: E402
+from folder_test_case import TINY_LLAMA, FolderTestCase  # noqa: E402
 from quern.driver import dlpack  # noqa: E402
 from quern.tokens.token_file import TokenWriter  # noqa: E402
 
@@ -40,17 +40,7 @@ class RunTest(FolderTestCase):
         for name, rows in (("train", 13), ("validation", 4)):
             with TokenWriter(self.folder / f"{name}.tok", 64) as file:
                 file.append(chain(rows))
-        (self.folder / "run.toml").write_text(textwrap.dedent(f"""\
-            [model]
-            id = "llama"
-            [model.llama]
-            vocab_size = 64
-            hidden_size = 32
-            intermediate_size = 48
-            num_hidden_layers = 2
-            num_attention_heads = 4
-            num_key_value_heads = 2
-            max_position_embeddings = 32
+        (self.folder / "run.toml").write_text(TINY_LLAMA + textwrap.dedent(f"""\
             [train]
             steps = 6
             micro_batch = 2

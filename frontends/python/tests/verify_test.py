@@ -12,21 +12,11 @@ from unittest import mock
 os.environ.setdefault("QUERN_PREFIX", os.environ["QUERN_BUILD_DIR"])
 
 import numpy as np
-from folder_test_case import FolderTestCase
+from folder_test_case import TINY_LLAMA, FolderTestCase
 from quern import Config, Run, command_line, verify
 from quern.tokens.token_file import TokenWriter
 
-CONFIG = """\
-[model]
-id = "llama"
-[model.llama]
-vocab_size = 64
-hidden_size = 32
-intermediate_size = 48
-num_hidden_layers = 2
-num_attention_heads = 4
-num_key_value_heads = 2
-max_position_embeddings = 32
+CONFIG = TINY_LLAMA + """\
 [train]
 steps = 6
 micro_batch = 2
