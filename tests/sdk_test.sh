@@ -161,10 +161,10 @@ done
 
 # What the CMake function refuses, it names.
 mkdir wrong
-printf 'cmake_minimum_required(VERSION 3.25)\nproject(wrong LANGUAGES CXX)\nfind_package(quern_sdk 14 REQUIRED)\nadd_quern_plugin(x KIND modle SOURCES x.cpp)\n' >wrong/CMakeLists.txt
+printf 'cmake_minimum_required(VERSION 3.25)\nproject(wrong LANGUAGES CXX)\nfind_package(quern_sdk 15 REQUIRED)\nadd_quern_plugin(x KIND modle SOURCES x.cpp)\n' >wrong/CMakeLists.txt
 message=$(cmake -S wrong -B build/wrong -DCMAKE_PREFIX_PATH="$PREFIX" 2>&1) && fail "KIND modle was accepted"
 expect 'found "modle"' "$message"
-printf 'cmake_minimum_required(VERSION 3.25)\nproject(wrong LANGUAGES CXX)\nfind_package(quern_sdk 14 REQUIRED)\nquern_check_plugin(x KIND model)\n' >wrong/CMakeLists.txt
+printf 'cmake_minimum_required(VERSION 3.25)\nproject(wrong LANGUAGES CXX)\nfind_package(quern_sdk 15 REQUIRED)\nquern_check_plugin(x KIND model)\n' >wrong/CMakeLists.txt
 message=$(cmake -S wrong -B build/wrong -DCMAKE_PREFIX_PATH="$PREFIX" 2>&1) && fail "a check of no plugin was accepted"
 expect "found no target quern_model_x" "$message"
 
@@ -175,21 +175,21 @@ asked() { # find_package's arguments
 }
 changes="share/quern/CHANGELOG.md lists what each version changed, and the repairs"
 message=$(asked 'quern_sdk 10 REQUIRED') && fail "SDK 10 was accepted"
-expect "written for SDK 10 of quern, this is SDK 14: " "$message"
+expect "written for SDK 10 of quern, this is SDK 15: " "$message"
 expect "$changes" "$message"
 for package in quern_sdk quern 'quern 0.1'; do
   message=$(asked "$package REQUIRED")
   expect "does not say for which SDK" "$message"
   expect "$changes" "$message"
 done
-[[ $(asked 'quern_sdk 14 REQUIRED') != *Warning* ]] || fail "the SDK's own version is warned of"
+[[ $(asked 'quern_sdk 15 REQUIRED') != *Warning* ]] || fail "the SDK's own version is warned of"
 
 # A data source that opens as nothing ends the run with a message.
 mkdir hollow
 cat >hollow/CMakeLists.txt <<'CMAKE'
 cmake_minimum_required(VERSION 3.25)
 project(hollow LANGUAGES CXX)
-find_package(quern_sdk 14 REQUIRED)
+find_package(quern_sdk 15 REQUIRED)
 add_quern_plugin(hollow KIND data)
 CMAKE
 cat >hollow/plugin.cpp <<'SOURCE'

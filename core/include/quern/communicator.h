@@ -31,6 +31,7 @@ struct CommunicatorTraits {
   bool needs_watchdog = false;
   int most_ranks = std::numeric_limits<int>::max();  ///< largest group
   std::string launcher = {};                         ///< program that must start the ranks, "mpirun"; empty: any
+  std::vector<std::string> warnings = {};  ///< once connected: why it is slower than it could be, each with the fix
 };
 
 /// How ranks find each other; works across processes.

@@ -27,7 +27,7 @@
 namespace quern {
 
 /// Changes with every interface, and every type that an interface uses. CHANGELOG.md has an entry for each version.
-#define QUERN_SDK_VERSION 14
+#define QUERN_SDK_VERSION 15
 inline constexpr std::uint32_t kSdkVersion = QUERN_SDK_VERSION;
 
 #define QUERN_STRINGIFY_(x) #x
