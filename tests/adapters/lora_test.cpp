@@ -205,6 +205,28 @@ TEST_CASE("a run starts from PEFT's folder, and the merged model is the model wi
   });
 }
 
+TEST_CASE("settings of an adapter that LoRA does not have are refused by name, also unknown ones") {
+  TestDirectory out;
+  const std::string path = out / "adapter_config.json";
+  const auto peft = nlohmann::json::parse(read_text((kGoldens / "llama_gqa_tied/lora/adapter_config.json").string()));
+  auto check = [&](const char* key, const nlohmann::json& value) {
+    nlohmann::json config = peft;
+    config[key] = value;
+    write_text(path, config.dump());
+    check_peft_folder(out / "", {.rank = 8, .alpha = 12});
+  };
+  for (const char* key : {"use_dora", "use_qalora", "use_a_kind_of_next_year"}) {
+    check(key, false);
+    testkit::check_refused(ErrorCode::input, {path, key, "not supported", "found true"}, [&] { check(key, true); });
+  }
+  testkit::check_refused(ErrorCode::input, {"layer_replication", "[[0,1],[0,1]]"}, [&] {
+    check("layer_replication", {{0, 1}, {0, 1}});
+  });
+  check("init_lora_weights", "gaussian");
+  testkit::check_refused(ErrorCode::input, {"init_lora_weights", "pissa_niter_4", "gaussian"},
+                         [&] { check("init_lora_weights", "pissa_niter_4"); });
+}
+
 TEST_CASE("ranks and stores train an adapter as one device does") {
   for (const char* precision : {"fp32", "e4m3"}) {
     CAPTURE(precision);

@@ -2,6 +2,7 @@
 
 #include <cmath>
 #include <filesystem>
+#include <set>
 
 #include <nlohmann/json.hpp>
 
@@ -40,6 +41,38 @@ std::string config_text(const PeftConfig& config, const LoraModel& model) {
   return json.dump(2) + "\n";
 }
 
+// Fields of adapter_config.json that the model does not depend on, or whose values are checked one by one. Any other
+// must be off: newer versions of PEFT add kinds of LoRA as fields.
+const std::set<std::string> kKnown{"peft_type",
+                                   "task_type",
+                                   "base_model_name_or_path",
+                                   "r",
+                                   "lora_alpha",
+                                   "lora_dropout",
+                                   "use_rslora",
+                                   "target_modules",
+                                   "exclude_modules",
+                                   "fan_in_fan_out",
+                                   "inference_mode",
+                                   "auto_mapping",
+                                   "init_lora_weights",
+                                   "revision",
+                                   "peft_version",
+                                   "layers_pattern",
+                                   "megatron_core",
+                                   "megatron_config",
+                                   "loftq_config",
+                                   "eva_config",
+                                   "corda_config",
+                                   "lora_ga_config",
+                                   "qalora_group_size",
+                                   "ensure_weight_tying"};
+
+/// Whether the adapter began beside the base model's own weights: others (PiSSA, OLoRA) take a part out of them.
+bool keeps_base(const nlohmann::json& init) {
+  return init.is_null() || init.is_boolean() || init == "gaussian" || init == "eva" || init == "orthogonal";
+}
+
 /// null, false, 0, "none" or empty.
 bool is_off(const nlohmann::json& value) {
   if (value.is_string()) return value == "none" || value == "";
@@ -64,9 +97,10 @@ void check_peft_folder(const std::string& directory, const PeftConfig& config) {
   if ((value("use_rslora") == true) != config.rslora)
     refuse("use_rslora", value("use_rslora").dump(),
            std::string(config.rslora ? "true" : "false") + ", as adapter.rslora");
-  for (const char* key : {"bias", "modules_to_save", "layers_to_transform", "rank_pattern", "alpha_pattern", "use_dora",
-                          "lora_bias", "trainable_token_indices", "target_parameters"})
-    if (!is_off(value(key))) refuse(std::string(key) + " is not supported", value(key).dump(), "none");
+  if (!keeps_base(value("init_lora_weights")))
+    refuse("init_lora_weights", value("init_lora_weights").dump(), "true, false, gaussian, eva or orthogonal");
+  for (const auto& [key, setting] : json.items())
+    if (!kKnown.contains(key) && !is_off(setting)) refuse(shortened(key) + " is not supported", setting.dump(), "none");
 }
 
 void write_peft_folder(const std::string& directory, const PeftConfig& config, const LoraModel& model, DType dtype,
