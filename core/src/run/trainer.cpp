@@ -1,6 +1,7 @@
 #include "run/trainer.h"
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <filesystem>
 #include <string>
@@ -278,12 +279,16 @@ void Trainer::roll_back() {
   log_.warn("rolled back to step " + std::to_string(state_.step) + ", " + checkpoint.path);
 }
 
-// All that ranks have to agree on is asked here and in stopping(): whether to save, and whether to stop.
+// All that ranks have to agree on is asked here and in stopping(): whether to save, and whether to stop. A signal that
+// stops one of them then stops all.
 bool Trainer::interrupted() {
-  constexpr std::uint32_t kSave = 1, kStop = 2;
+  constexpr std::uint32_t kSave = 1, kStop = 1U << 31;  // between them: signals that stop, by number
+  const int stop = requests_.stop.load();
+  const std::uint32_t signal = stop > 0 && stop < 31 ? 1U << stop : 0;
   const std::uint32_t asked =
-      ranks_.any((requests_.save.exchange(false) ? kSave : 0) | (requests_.stop.load() != 0 ? kStop : 0));
+      ranks_.any((requests_.save.exchange(false) ? kSave : 0) | (stop != 0 ? kStop : 0) | signal);
   agreed_to_stop_ = (asked & kStop) != 0;
+  if (const std::uint32_t signals = asked & ~(kSave | kStop)) requests_.stop = std::countr_zero(signals);
   if ((asked & kSave) != 0 && state_.step > 0 && !checkpoints_.has(state_)) checkpoints_.save(state_);
   return stopping();
 }

@@ -7,6 +7,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 
 #include <nlohmann/json.hpp>
 
@@ -30,8 +31,9 @@ constexpr int kLeft = -1;  // RunRequests::stop of a program that is done with t
 /// A run as Python has it: opened by its first use.
 struct Run {
   explicit Run(RunConfig config) : training(std::move(config)) {}
-  ~Run() {
-    if (hears) hear_starter(nullptr);
+  ~Run() { end_hearing(); }
+  void end_hearing() {
+    if (std::exchange(hears, false)) hear_starter(nullptr);
   }
 
   enum class Use { none, training, inference, over };
@@ -86,24 +88,27 @@ void open_for_evaluation(Run& run, const std::string& weights) {
   run.use = Run::Use::inference;
 }
 
-/// The end of a run: of its last step, or of a stop. Saves every finished step.
+/// The end of a run: of its last step, or of a stop. Saves every finished step. Which signal stopped it, ranks agree on
+/// in train(); one that comes after that ends the process at once.
 json end(Run& run) {
   run.use = Run::Use::over;
-  const int stopped = run.requests.stop == kLeft ? 0 : run.requests.stop.load();
   const RunResult result = run.training.train();
+  run.end_hearing();
   run.signals.clear();
+  const int stopped = run.requests.stop == kLeft ? 0 : run.requests.stop.load();
   return {{"moved", false},
           {"finished", result.finished},
           {"warnings", result.untold},
           {"position", position(run)},
-          {"stopped", run.is_rank ? stopped : 0}};
+          {"stopped", rank_place() ? stopped : 0}};
 }
 
 json step(Run& run, const json&) {
   open_for_training(run);
   bool moved = false;
   ending(run, [&] { moved = run.training.step(); });
-  if (!moved || run.requests.stop != 0) return end(run);
+  // A stop that is not of all ranks yet ends none: the next step asks.
+  if (!moved || (run.requests.stop != 0 && !rank_place())) return end(run);
   return {{"moved", true}, {"position", position(run)}};
 }
 

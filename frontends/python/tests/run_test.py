@@ -262,23 +262,51 @@ class RunTest(FolderTestCase):
         with self.assertRaisesRegex(quern.Error, "checkpoint.tokenizer"):
             quern.Run(self.config).generate(["a quern"])
 
+    def rank_of_torchrun(self, rank, *words):
+        return subprocess.Popen([sys.executable, *words], cwd=self.folder, stdout=subprocess.PIPE, text=True,
+                                env={**os.environ, "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2",
+                                     "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": "29500",
+                                     "TORCHELASTIC_RUN_ID": self.folder.name})
+
     def test_ranks_that_torchrun_starts_are_a_run(self):
         (self.folder / "ranks.toml").write_text((self.folder / "run.toml").read_text().replace(
             "micro_batch = 2", "micro_batch = 2\naccumulation = 2") + "[parallel]\ncommunicator = 'memcpy'\n")
         subprocess.run([PROGRAM, "train", self.folder / "ranks.toml", "--set", f"log.directory={self.folder}/program",
                         "--set", "parallel.ranks=2"], check=True, capture_output=True)
         program = "import quern\nquern.launch('ranks.toml')\nwith quern.Run('ranks.toml') as run: print([step.loss for step in run])"
-        ranks = [subprocess.Popen([sys.executable, "-c", program], cwd=self.folder, stdout=subprocess.PIPE, text=True,
-                                  env={**os.environ, "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2",
-                                       "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": "29500",
-                                       "TORCHELASTIC_RUN_ID": self.folder.name})
-                 for rank in range(2)]
+        ranks = [self.rank_of_torchrun(rank, "-c", program) for rank in range(2)]
         losses = [json.loads(rank.communicate(timeout=100)[0]) for rank in ranks]
         self.assertEqual(losses[0], list(self.losses("program").values()))
         self.assertEqual(losses[1], losses[0])
         with self.assertRaisesRegex(quern.Error, "rank"), quern.Run(quern.Config.load(self.folder / "ranks.toml").set(
                 "parallel.ranks", 2)) as run:
             run.step()
+
+    def test_a_signal_that_reaches_one_rank_ends_all_of_them_at_one_step(self):
+        (self.folder / "ranks.toml").write_text(self.named("ranks", train={"accumulation": 2}, parallel={
+            "ranks": 2, "communicator": "memcpy"}).to_toml())
+        (self.folder / "script.py").write_text(textwrap.dedent("""\
+            import os, signal, sys, quern
+            rank = int(os.environ["RANK"])
+            def log(event):  # of rank 0: within a step
+                if sys.argv[1] == "within" and (event["event"], event.get("step")) == ("step", 2):
+                    os.kill(os.getpid(), signal.SIGTERM)
+            with quern.Run("ranks.toml", on_event=log) as run:
+                for step in run:
+                    if sys.argv[1] == "between" and step.step == 2 and rank == 1:
+                        os.kill(os.getpid(), signal.SIGTERM)
+                    print(step.step, float(run.read("master/embedding.weight").sum()), flush=True)
+            print("goes on")
+            """))
+        for when in ("between", "within"):
+            with self.subTest(when=when):
+                ranks = [self.rank_of_torchrun(rank, "script.py", when) for rank in range(2)]
+                said = [rank.communicate(timeout=100)[0].splitlines() for rank in ranks]
+                self.assertEqual([rank.returncode for rank in ranks if rank.returncode not in (-15, 143)], [], said)
+                self.assertEqual((len(said[0]), said[0]), (2, said[1]))
+                newest = max((self.folder / "ranks/checkpoints").glob("step-*")).name
+                self.assertEqual(int(newest.split("-")[1]), 2)
+                subprocess.run(["rm", "-r", self.folder / "ranks"], check=True)
 
     def launched(self, body, *words, **parallel):
         """A process of a script that is two ranks, with the run in `run`."""
