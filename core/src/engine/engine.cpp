@@ -46,7 +46,7 @@ Engine::Engine(Device& device, Plan plan, std::vector<OffloadStore*> stores)
     store_memory_.push_back(static_cast<std::byte*>(memory));
   }
   device_.fill(arena_, 0, static_cast<std::size_t>(plan_.device_bytes), compute_);
-  for (int run = 0; run < kRuns; ++run) bind(static_cast<Run>(run));
+  for (const RunSchedule& schedule : plan_.schedules.runs) bind(schedule);
   device_.synchronize(compute_);
   spent_.memory = now() - begin - spent_.kernels;
 }
@@ -59,11 +59,12 @@ Engine::~Engine() {
 
 // ---- running ----
 
-void Engine::run(Run run, const std::function<void()>& host) {
+void Engine::run(const Run& run, const std::function<void()>& host) {
   const RunSchedule& schedule = plan_.schedules[run];
-  BoundRun& bound = runs_[static_cast<std::size_t>(run)];
+  if (schedule.empty()) return;
+  BoundRun& bound = bound_.at(&schedule);
   Range range(device_, schedule.name.c_str());
-  if (progress_) progress_->begin(run, stream(Lane::communication));
+  if (progress_) progress_->begin(schedule, stream(Lane::communication));
   for (Segment& segment : bound.segments) run_segment(schedule, bound, segment, host);
 }
 
@@ -219,7 +220,7 @@ void Engine::join(Communicator& communicator) {
   if (communicator.size() > 1) progress_ = std::make_shared<Progress>(device_, plan_.schedules);
   communicator.register_buffer(arena_, static_cast<std::size_t>(plan_.device_bytes));
   // Collectives may be part of graphs now.
-  for (std::size_t run = 0; run < kRuns; ++run) make_segments(plan_.schedules.runs[run], runs_[run]);
+  for (auto& [schedule, bound] : bound_) make_segments(*schedule, bound);
 }
 
 void Engine::skip_transfers() {
@@ -229,8 +230,8 @@ void Engine::skip_transfers() {
 
 void Engine::drop_graphs() {
   synchronize();
-  for (BoundRun& run : runs_)
-    for (Segment& segment : run.segments) segment.graph.reset();
+  for (auto& [schedule, bound] : bound_)
+    for (Segment& segment : bound.segments) segment.graph.reset();
 }
 
 void Engine::leave() {
@@ -239,7 +240,7 @@ void Engine::leave() {
   std::exchange(communicator_, nullptr)->unregister_buffer(arena_);
 }
 
-void Engine::run_update(Run run, Update then) {
+void Engine::run_update(const Run& run, Update then) {
   update_ = Update::halfway;
   this->run(run);
   update_ = then;
@@ -282,17 +283,18 @@ std::map<Run, std::vector<ActionTime>> Engine::profile(const Batch& batch, const
   runs.insert(runs.end(), {Run::update, Run::apply});
   std::map<Run, std::vector<ActionTime>> times;
   std::vector<Event> events;
-  for (Run run : runs) {
+  for (const Run& run : runs) {
     upload(batch, state);
     synchronize();
-    if (!times.count(run)) times[run] = profile(run, events);
+    if (!times.contains(run)) times[run] = profile(run, events);
   }
   return times;
 }
 
 // The first event is where the run begins.
-std::vector<ActionTime> Engine::profile(Run run, std::vector<Event>& events) {
-  const std::vector<Action>& actions = plan_.schedules[run].actions;
+std::vector<ActionTime> Engine::profile(const Run& run, std::vector<Event>& events) {
+  const RunSchedule& schedule = plan_.schedules[run];
+  const std::vector<Action>& actions = schedule.actions;
   std::size_t used = 0;
   auto mark = [&](Lane lane) {
     if (used == events.size()) events.push_back(device_.make_event());
@@ -306,7 +308,7 @@ std::vector<ActionTime> Engine::profile(Run run, std::vector<Event>& events) {
     const bool waits = kind == ActionKind::wait && actions[i].lane == Lane::compute;
     const bool works = actions[i].lane != Lane::host && kind != ActionKind::record && kind != ActionKind::wait;
     if (works) marks[i].first = mark(actions[i].lane);
-    act(plan_.schedules[run], runs_[static_cast<std::size_t>(run)], i, {});
+    act(schedule, bound_.at(&schedule), i, {});
     if (works || waits) marks[i].second = mark(actions[i].lane);
     if (waits) marks[i].first = marks[i].second;
   }

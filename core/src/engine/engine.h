@@ -147,9 +147,9 @@ class Engine {
     std::vector<Lane> side_lanes;  ///< used beside compute, where the whole run is one segment
   };
 
-  std::vector<ActionTime> profile(Run run, std::vector<Event>& events);
+  std::vector<ActionTime> profile(const Run& run, std::vector<Event>& events);
   void prepare_kernels();
-  void bind(Run run);
+  void bind(const RunSchedule& schedule);
   void bind_collective(const Action& action, Bound& bound) const;
   static void mark_collectives(const RunSchedule& schedule, BoundRun& bound);
   const Kernel* kernel_for(const OpInstance& instance);
@@ -165,11 +165,11 @@ class Engine {
   void synchronize();
   void move(const Place& place, std::byte* to, const std::byte* from);
   void read_shards(const PlannedTensor& tensor, std::int64_t first, std::int64_t count, std::byte* host);
-  void run(Run run, const std::function<void()>& host = {});
+  void run(const Run& run, const std::function<void()>& host = {});
   void run_segment(const RunSchedule& schedule, BoundRun& bound, Segment& segment, const std::function<void()>& host);
   void act(const RunSchedule& schedule, BoundRun& bound, std::size_t index, const std::function<void()>& host);
   /// One that changes state, which is not whole if that throws.
-  void run_update(Run run, Update then);
+  void run_update(const Run& run, Update then);
   /// Throws what a store met while the streams ran, as a resources error.
   void check_stores() const;
   /// Applies it where this rank may do so alone; or only if that changes the tensor.
@@ -198,8 +198,8 @@ class Engine {
   int next_slot_ = 0, on_their_way_ = 0;  // uploads that may not be done
   std::map<std::string, std::vector<std::pair<OpInstance, std::unique_ptr<Kernel>>>> kernels_;
   std::vector<const Kernel*> kernel_of_task_;
-  BoundRun runs_[kRuns];
-  Event joint_;  // of `order`
+  std::map<const RunSchedule*, BoundRun> bound_;  // of plan_
+  Event joint_;                                   // of `order`
 };
 
 }  // namespace quern

@@ -75,9 +75,8 @@ View Engine::view_of(const Access& access, const Operand& operand) const {
   return {address(access.place), operand.dtype, operand.extents};
 }
 
-void Engine::bind(Run run) {
-  const RunSchedule& schedule = plan_.schedules[run];
-  BoundRun& bound = runs_[static_cast<std::size_t>(run)];
+void Engine::bind(const RunSchedule& schedule) {
+  BoundRun& bound = bound_[&schedule];
   for (const Action& action : schedule.actions) {
     Bound made;
     if (action.task >= 0) {

@@ -37,14 +37,13 @@ Progress::Progress(Device& device, const ScheduleSet& schedules) : device_(&devi
     throw Error(ErrorCode::resources,
                 {.where = "engine", .what = "no page of memory is left", .found = std::strerror(errno)});
   words_ = static_cast<Words*>(page);  // zeros
-  for (std::size_t run = 0; run < kRuns; ++run) {
-    run_names_[run] = schedules.runs[run].name;
-    for (const Action& action : schedules.runs[run].actions)
+  for (const RunSchedule& schedule : schedules.runs) {
+    Names& names = runs_[&schedule] = {schedule.name, {}};
+    for (const Action& action : schedule.actions)
       if (action.kind == ActionKind::collective)
-        names_[run].push_back(name_of(schedules.tasks[static_cast<std::size_t>(action.task)], action));
+        names.collectives.push_back(name_of(schedules.tasks[static_cast<std::size_t>(action.task)], action));
   }
-  run_names_[kRuns] = "read";
-  names_[kRuns] = {"all_gather of a tensor that is read"};
+  runs_[nullptr] = {"read", {"all_gather of a tensor that is read"}};
   try {
     device.pin(words_, kPage);
   } catch (...) {
@@ -69,13 +68,11 @@ void Progress::at_step(std::int64_t step) {
   step_ = step;
 }
 
-void Progress::begin(Run run, Stream stream) { begin(static_cast<int>(run), stream); }
-
-void Progress::begin(int run, Stream stream) {
-  const std::size_t count = names_[static_cast<std::size_t>(run)].size();
+void Progress::begin(const Names& run, Stream stream) {
+  const std::size_t count = run.collectives.size();
   {
     const std::lock_guard lock(mutex_);
-    begun_.push_back({.first = first_, .run = run, .step = step_, .when = now()});
+    begun_.push_back({.first = first_, .run = &run, .step = step_, .when = now()});
     if (begun_.size() > kKept) begun_.pop_front();
   }
   if (count == 0) return;
@@ -106,12 +103,12 @@ bool Progress::waiting() const { return std::atomic_ref(words_->waits).load(std:
 
 const Progress::Begun* Progress::run_of(std::uint32_t collective) const {
   for (auto begun = begun_.rbegin(); begun != begun_.rend(); ++begun)
-    if (collective - begun->first < names_[static_cast<std::size_t>(begun->run)].size()) return &*begun;
+    if (collective - begun->first < begun->run->collectives.size()) return &*begun;
   return nullptr;
 }
 
 std::string Progress::text_of(const Begun& begun) const {
-  const std::string& run = run_names_[static_cast<std::size_t>(begun.run)];
+  const std::string& run = begun.run->run;
   return begun.step > 0 ? "step " + std::to_string(begun.step) + ", " + run : run + " between steps";
 }
 
@@ -120,7 +117,7 @@ std::string Progress::text(Number number) const {
   const std::lock_guard lock(mutex_);
   const Begun* const begun = number == 0 ? nullptr : run_of(collective);
   if (!begun) return "no collective yet";
-  return names_[static_cast<std::size_t>(begun->run)][collective - begun->first] + " (" + text_of(*begun) + ")";
+  return begun->run->collectives[collective - begun->first] + " (" + text_of(*begun) + ")";
 }
 
 std::string Progress::report() const {
@@ -135,7 +132,7 @@ std::string Progress::report() const {
   const Begun* const current = number == 0 ? nullptr : run_of((number - 1) / 2);
   if (!current) return lines;
   lines += "\ncollectives of " + text_of(*current) + ":\n";
-  const std::vector<std::string>& names = names_[static_cast<std::size_t>(current->run)];
+  const std::vector<std::string>& names = current->run->collectives;
   for (std::size_t i = 0; i < names.size(); ++i) {
     const Number in = 2 * (current->first + static_cast<std::uint32_t>(i)) + 1;
     lines += (earlier(in, number) ? "  done  " : in == number ? "  in    " : "        ") + names[i] + "\n";

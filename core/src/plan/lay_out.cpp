@@ -194,8 +194,8 @@ class Layout : Reserve {
       for (int boundary = 0; boundary <= layers; ++boundary) lay_out_boundary(boundary);
     }
     std::int64_t transient = 0;
-    for (int run = 0; run < kRuns; ++run)
-      for (const Stop& stop : order_of(plan_, static_cast<Run>(run))) {
+    for (const Run& run : all_runs())
+      for (const Stop& stop : order_of(plan_, run)) {
         if (!stop.program) continue;
         transient = std::max(transient, stop.program->bytes);
         if (stop.flow != Stop::Flow::none) plan_.passage_bytes = std::max(plan_.passage_bytes, stop.program->bytes);

@@ -56,9 +56,7 @@ void verify_ranks(const PlanParts& parts, const Choice& choice) {
     if (const std::vector<std::string> faults = schedule_faults(plan); !faults.empty()) fail(faults);
     ranks.push_back(&plan.schedules);
   }
-  for (int run = 0; run < kRuns; ++run)
-    if (const std::vector<std::string> faults = rank_faults(ranks, static_cast<Run>(run)); !faults.empty())
-      fail(faults);
+  if (const std::vector<std::string> faults = rank_faults(ranks); !faults.empty()) fail(faults);
 }
 
 }  // namespace

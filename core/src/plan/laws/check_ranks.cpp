@@ -88,7 +88,9 @@ std::string place_fault(const RankRun& rank, std::size_t number, const Action& a
 
 }  // namespace
 
-std::vector<std::string> rank_faults(std::span<const ScheduleSet* const> ranks, Run run) {
+namespace {
+
+std::vector<std::string> rank_faults(std::span<const ScheduleSet* const> ranks, const Run& run) {
   std::vector<RankRun> runs;
   for (const ScheduleSet* set : ranks) {
     RankRun rank{.set = set, .schedule = &(*set)[run], .lanes = {}, .next = {}, .recorded = {}};
@@ -140,6 +142,17 @@ std::vector<std::string> rank_faults(std::span<const ScheduleSet* const> ranks, 
                      (action->kind == ActionKind::collective
                           ? described(runs[r], action)
                           : std::string(name_of(action->kind)) + " of event " + std::to_string(action->event)));
+  return faults;
+}
+
+}  // namespace
+
+std::vector<std::string> rank_faults(std::span<const ScheduleSet* const> ranks) {
+  std::vector<std::string> faults;
+  for (const Run& run : all_runs()) {
+    const std::vector<std::string> own = rank_faults(ranks, run);
+    faults.insert(faults.end(), own.begin(), own.end());
+  }
   return faults;
 }
 

@@ -31,7 +31,7 @@ struct Rank {
 std::vector<std::string> faults(const std::vector<const Rank*>& ranks) {
   std::vector<const ScheduleSet*> sets;
   for (const Rank* rank : ranks) sets.push_back(&rank->set);
-  return rank_faults(sets, Run::first);
+  return rank_faults(sets);
 }
 
 }  // namespace

@@ -90,9 +90,9 @@ class ScheduleChecker {
 /// Checks all runs of a plan, each after every other that may come before it. Empty: all rules hold.
 std::vector<std::string> schedule_faults(const Plan& plan);
 
-/// Checks one run on all ranks together, of which `ranks[i]` is rank i's: collectives meet in one order, alike in kind,
-/// size and place, each works on its part of the whole, and no rank waits for what never comes.
-std::vector<std::string> rank_faults(std::span<const ScheduleSet* const> ranks, Run run);
+/// Checks each run on all ranks together, of which `ranks[i]` is rank i's: collectives meet in one order, alike in
+/// kind, size and place, each works on its part of the whole, and no rank waits for what never comes.
+std::vector<std::string> rank_faults(std::span<const ScheduleSet* const> ranks);
 
 /// Checks this plan, and with several ranks also the others' and all of them together; a broken rule is an
 /// internal error.

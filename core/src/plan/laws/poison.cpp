@@ -88,7 +88,7 @@ std::vector<Place> freed_by(const ScheduleSet& set, const RunSchedule& schedule,
 void poison_freed(ScheduleSet& set) {
   for (RunSchedule& schedule : set.runs) {
     const std::map<std::int32_t, Use> last = last_uses(schedule);
-    RunSchedule poisoned{.name = schedule.name, .events = schedule.events};
+    RunSchedule poisoned = schedule.anew();
     for (std::size_t i = 0; i < schedule.actions.size(); ++i) {
       const Action& action = schedule.actions[i];
       poisoned.add(action, schedule.reads(action), schedule.writes(action));

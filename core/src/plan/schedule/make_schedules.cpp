@@ -17,16 +17,13 @@ namespace quern {
 
 namespace {
 
-bool observes(Run run) {
-  const std::optional<MicroStep> step = micro_step_of(run);
-  return step ? step->observed : run == Run::observe_weights;
-}
+bool observes(const Run& run) { return run.step.observed || run == Run::observe_weights; }
 
 /// Runs in which a gradient, a sum of losses or an observation is written by its first producer and added to by those
 /// that follow; in all others they are added to.
-bool starts_sums(Run run) {
-  if (const std::optional<MicroStep> step = micro_step_of(run)) return step->first;
-  return run == Run::evaluate || run == Run::logits || run == Run::next_logits || run == Run::observe_weights;
+bool starts_sums(const Run& run) {
+  return run.step.first || run == Run::evaluate || run == Run::logits || run == Run::next_logits ||
+         run == Run::observe_weights;
 }
 
 std::string launch_name(const Program& program, const Op& op) {
@@ -43,8 +40,7 @@ class Maker {
     for (const StorePlan& store : plan_.stores) set_.in_place.push_back(store.in_place);
     for (const PlannedTensor& tensor : plan_.tensors)
       if (tensor.over_ranks) add_over_ranks(tensor);
-    for (int i = 0; i < kRuns; ++i) {
-      const Run run = static_cast<Run>(i);
+    for (const Run& run : all_runs()) {
       if (!wanted(run)) continue;
       std::vector<bool> has_sum;
       for (const Stop& stop : order_of(plan_, run)) {
@@ -56,10 +52,10 @@ class Maker {
       if (run == Run::upload) add_upload();
       if (run == Run::update && plan_.defers_update()) keep_step();
       if (run == Run::result && plan_.options.train) add_result();
-      if (!set_[run].empty()) set_[run].name = name_of(run);
       set_[run].starts_sums = starts_sums(run);
       number_versions(set_, set_[run]);
     }
+    std::erase_if(set_.runs, [](const RunSchedule& schedule) { return schedule.empty(); });
     for (const PlannedTensor& tensor : plan_.tensors) {
       if (tensor.owner == TensorOwner::loading) continue;
       const Access access = places_.tensor(tensor);
@@ -96,7 +92,7 @@ class Maker {
     return it->second;
   }
 
-  void add_program(Run run, const Stop& stop, std::vector<bool>& has_sum) {
+  void add_program(const Run& run, const Stop& stop, std::vector<bool>& has_sum) {
     const Program& program = stop.program->program;
     if (program.ops.empty()) return;
     Known& known = this->known(*stop.program);
@@ -380,7 +376,7 @@ class Maker {
     return amaxes;
   }
 
-  void add_meeting(Run run, const Stop& stop) {
+  void add_meeting(const Run& run, const Stop& stop) {
     RunSchedule& schedule = set_[run];
     auto each = [&](auto add) {
       for (const ParameterPlan& parameter : plan_.parameters)
@@ -457,15 +453,14 @@ class Maker {
 }  // namespace
 
 ScheduleSet make_schedules(const Plan& plan) {
-  return Maker(plan).make([](Run) { return true; });
+  return Maker(plan).make([](const Run&) { return true; });
 }
 
 // A micro-step that ends a step holds what the others do, and one that applies an update more.
 ScheduleSet make_largest_schedules(const Plan& plan) {
   const bool ends = !order_of(plan, Run::last).empty();
-  return Maker(plan).make([&](Run run) {
-    const std::optional<MicroStep> step = micro_step_of(run);
-    return !step || (step->last == ends && step->first == step->updates);
+  return Maker(plan).make([&](const Run& run) {
+    return run.kind != Run::Kind::micro_step || (run.step.last == ends && run.step.first == run.step.updates);
   });
 }
 

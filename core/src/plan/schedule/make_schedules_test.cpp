@@ -55,8 +55,8 @@ TEST_CASE("a plan has the runs that its options ask for, under their names") {
   CHECK(runs_of(options) == Names{"refresh", "upload", "evaluate", "logits", "next logits"});
   options = stored_options(4, 1);
   CHECK(runs_of(options) == Names{"refresh", "upload", "evaluate", "first micro-step", "later micro-step",
-                                  "last micro-step", "only micro-step", "update", "apply", "result",
-                                  "first micro-step, updating", "only micro-step, updating"});
+                                  "last micro-step", "only micro-step", "first micro-step, updating",
+                                  "only micro-step, updating", "update", "apply", "result"});
   options = tiny_options();
   options.observe = true;
   const Names observed = runs_of(options);

@@ -218,41 +218,42 @@ std::vector<Stop> update(const Plan& plan) {
   return order;
 }
 
-std::vector<Stop> stops_of(const Plan& plan, Run run) {
+std::vector<Stop> stops_of(const Plan& plan, const Run& run) {
   const PlanOptions& options = plan.options;
   const bool observes = options.train && options.observe, defers = plan.defers_update();
   const bool ends = options.train && (in_stores(plan) || ranks_meet(plan));
-  if (const std::optional<MicroStep> step = micro_step_of(run)) {
-    const bool wanted = options.train && (ends || !step->last) && (observes || !step->observed);
-    return wanted && (defers || !step->updates) ? training(plan, *step) : std::vector<Stop>{};
-  }
-  switch (run) {
-    case Run::load: return loading(plan);
-    case Run::refresh: return refresh(plan);
-    case Run::evaluate: return evaluation(plan, plan.head_evaluate);
-    case Run::logits:
+  switch (const MicroStep& step = run.step; run.kind) {
+    case Run::Kind::micro_step:
+      if (options.train && (ends || !step.last) && (observes || !step.observed) && (defers || !step.updates))
+        return training(plan, step);
+      break;
+    case Run::Kind::load: return loading(plan);
+    case Run::Kind::refresh: return refresh(plan);
+    case Run::Kind::evaluate: return evaluation(plan, plan.head_evaluate);
+    case Run::Kind::logits:
       if (options.logits) return evaluation(plan, plan.head_logits, names::kLogits);
       break;
-    case Run::next_logits:
+    case Run::Kind::next_logits:
       if (options.next_logits) return evaluation(plan, plan.head_next, names::kNextLogits);
       break;
-    case Run::apply:
+    case Run::Kind::apply:
       if (defers || ranks_meet(plan)) return apply(plan);
       break;
-    case Run::update:
+    case Run::Kind::update:
       if (options.train) return update(plan);
       break;
-    case Run::observe_weights:
+    case Run::Kind::observe_weights:
       if (observes) return each_parameter(plan, &ParameterForms::observe);
       break;
-    default: break;
+    case Run::Kind::upload:
+    case Run::Kind::result: break;
   }
   return {};
 }
 
 }  // namespace
 
-std::vector<Stop> order_of(const Plan& plan, Run run) {
+std::vector<Stop> order_of(const Plan& plan, const Run& run) {
   std::vector<Stop> order = stops_of(plan, run);
   number_windows(order);
   return order;

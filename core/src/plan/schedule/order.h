@@ -48,6 +48,6 @@ struct Stop {
 };
 
 /// Borrows the plan's programs. Empty for runs that are no programs, and for those that the plan has no programs of.
-std::vector<Stop> order_of(const Plan& plan, Run run);
+std::vector<Stop> order_of(const Plan& plan, const Run& run);
 
 }  // namespace quern

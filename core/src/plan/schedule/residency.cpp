@@ -207,10 +207,7 @@ class Acquirer {
  public:
   Acquirer(ScheduleSet& set, const RunSchedule& from, std::vector<Window> windows, const SlotRing& ring,
            std::int64_t alignment)
-      : set_(set), from_(from), windows_(std::move(windows)), ring_(ring), alignment_(alignment) {
-    to_.name = from.name;
-    to_.starts_sums = from.starts_sums;
-  }
+      : set_(set), from_(from), windows_(std::move(windows)), ring_(ring), alignment_(alignment), to_(from.anew()) {}
 
   RunSchedule run() {
     std::size_t next = 0;

@@ -1,7 +1,6 @@
 #include "plan/schedule/schedule.h"
 
 #include <algorithm>
-#include <iterator>
 
 #include "plan/schedule/byte_ranges.h"
 
@@ -44,65 +43,51 @@ std::string_view name_of(ActionKind kind) {
   return "?";
 }
 
-namespace {
-
-constexpr struct MicroStepRun {
-  Run run;
-  MicroStep step;
-  std::string_view name;
-} kMicroSteps[] = {
-    {Run::first, {.last = false}, "first micro-step"},
-    {Run::later, {.first = false, .last = false}, "later micro-step"},
-    {Run::last, {.first = false}, "last micro-step"},
-    {Run::only, {}, "only micro-step"},
-    {Run::observed_first, {.last = false, .observed = true}, "first micro-step, observed"},
-    {Run::observed_later, {.first = false, .last = false, .observed = true}, "later micro-step, observed"},
-    {Run::observed_last, {.first = false, .observed = true}, "last micro-step, observed"},
-    {Run::observed_only, {.observed = true}, "only micro-step, observed"},
-    {Run::updating_first, {.last = false, .updates = true}, "first micro-step, updating"},
-    {Run::updating_only, {.updates = true}, "only micro-step, updating"},
-    {Run::observed_updating_first,
-     {.last = false, .observed = true, .updates = true},
-     "first micro-step, updating, observed"},
-    {Run::observed_updating_only, {.observed = true, .updates = true}, "only micro-step, updating, observed"},
-};
-
-const MicroStepRun* found(Run run) {
-  const auto* it = std::ranges::find(kMicroSteps, run, &MicroStepRun::run);
-  return it == std::end(kMicroSteps) ? nullptr : it;
-}
-
-}  // namespace
-
-std::optional<MicroStep> micro_step_of(Run run) {
-  const MicroStepRun* known = found(run);
-  return known ? std::optional(known->step) : std::nullopt;
-}
-
-std::string_view name_of(Run run) {
-  if (const MicroStepRun* known = found(run)) return known->name;
-  switch (run) {
-    case Run::load: return "load";
-    case Run::refresh: return "refresh";
-    case Run::upload: return "upload";
-    case Run::evaluate: return "evaluate";
-    case Run::logits: return "logits";
-    case Run::next_logits: return "next logits";
-    case Run::update: return "update";
-    case Run::apply: return "apply";
-    case Run::result: return "result";
-    case Run::observe_weights: return "observe weights";
-    default: return "?";
+std::string name_of(const Run& run) {
+  switch (run.kind) {
+    case Run::Kind::load: return "load";
+    case Run::Kind::refresh: return "refresh";
+    case Run::Kind::upload: return "upload";
+    case Run::Kind::evaluate: return "evaluate";
+    case Run::Kind::logits: return "logits";
+    case Run::Kind::next_logits: return "next logits";
+    case Run::Kind::update: return "update";
+    case Run::Kind::apply: return "apply";
+    case Run::Kind::result: return "result";
+    case Run::Kind::observe_weights: return "observe weights";
+    case Run::Kind::micro_step: break;
   }
+  const MicroStep& step = run.step;
+  return std::string(step.first ? (step.last ? "only" : "first") : (step.last ? "last" : "later")) + " micro-step" +
+         (step.updates ? ", updating" : "") + (step.observed ? ", observed" : "");
 }
 
-Run ScheduleSet::run_of(const MicroStep& micro_step) const {
-  auto run = [&](bool last, bool updates) {
-    const MicroStep step{micro_step.first, last, micro_step.observed, updates && micro_step.first};
-    return std::ranges::find(kMicroSteps, step, &MicroStepRun::step)->run;
-  };
-  const bool updates = micro_step.updates && !(*this)[run(false, true)].empty();
-  return micro_step.last && !(*this)[run(true, updates)].empty() ? run(true, updates) : run(false, updates);
+std::vector<Run> all_runs() {
+  std::vector<Run> runs{Run::refresh, Run::upload, Run::evaluate, Run::logits, Run::next_logits};
+  for (const bool updates : {false, true})
+    for (const bool observed : {false, true})
+      for (const Run& run : {Run::first, Run::later, Run::last, Run::only})
+        if (run.step.first || !updates) runs.push_back({.step = {run.step.first, run.step.last, observed, updates}});
+  runs.insert(runs.end(), {Run::update, Run::apply, Run::result, Run::observe_weights, Run::load});
+  return runs;
+}
+
+Run ScheduleSet::run_of(MicroStep step) const {
+  auto has = [&](bool last) { return !(*this)[{.step = {step.first, last, step.observed, step.updates}}].empty(); };
+  step.updates = step.updates && step.first && has(false);
+  step.last = step.last && has(true);
+  return {.step = step};
+}
+
+const RunSchedule& ScheduleSet::operator[](const Run& run) const {
+  static const RunSchedule none;
+  const auto found = std::ranges::find(runs, run, &RunSchedule::run);
+  return found == runs.end() ? none : *found;
+}
+
+RunSchedule& ScheduleSet::operator[](const Run& run) {
+  const auto found = std::ranges::find(runs, run, &RunSchedule::run);
+  return found == runs.end() ? runs.emplace_back(RunSchedule{.run = run, .name = name_of(run)}) : *found;
 }
 
 bool ScheduleSet::has_slot(const Place& place) const {

@@ -2,9 +2,10 @@
 // A step as data: schedules are lists of actions on streams, and what an action touches are ranges of memories. The
 // planner builds them (make_schedules.h), check_schedules.h proves them free of races, the engine binds and runs them.
 
+#include <compare>
 #include <cstdint>
+#include <deque>
 #include <map>
-#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -66,22 +67,6 @@ struct Action {
   std::int32_t window = -1;  ///< launches that take what they use of stores together; see residency.h
 };
 
-struct RunSchedule {
-  std::string name = {};  ///< "first micro-step"
-  std::vector<Action> actions = {};
-  std::vector<Access> operands = {};
-  std::int32_t events = 0;
-  bool starts_sums = false;  ///< the first sum over ranks of a gradient is written, others are added to it
-
-  std::span<const Access> reads(const Action& action) const { return {operands.data() + action.first, action.reads}; }
-  std::span<const Access> writes(const Action& action) const {
-    return {operands.data() + action.first + action.reads, action.writes};
-  }
-  /// Appends the action with these operands.
-  void add(Action action, std::span<const Access> reads, std::span<const Access> writes);
-  bool empty() const { return actions.empty(); }
-};
-
 /// What launches of equal work share, over layers and schedules.
 struct Task {
   OpInstance instance = {};
@@ -108,47 +93,70 @@ struct OverRanks {
   std::int32_t add = -1;     ///< and adds such a part to another one
 };
 
-/// What an engine can be asked to run. A step is `upload` and a micro-step for each micro-batch, by its place in the
-/// step (ScheduleSet::run_of); `update`; `result`. Where stores have state, `update` only prepares it: each tensor is
-/// updated just before the forward pass of the next step that reads it, or by `apply`.
-enum class Run : std::uint8_t {
-  refresh,  ///< working copies from masters that were written
-  upload,   ///< a micro-batch and the step's state
-  evaluate,
-  logits,
-  next_logits,
-  first,
-  later,
-  last,  ///< last and only: empty where they would be as later and first
-  only,
-  update,
-  apply,  ///< what the update deferred to the next step's first micro-step, and the gathers of working copies
-  result,
-  observed_first,  ///< micro-steps of a step that observes what its scales lose
-  observed_later,
-  observed_last,
-  observed_only,
-  observe_weights,  ///< before the update of such a step
-  updating_first,   ///< first micro-steps that apply the last step's deferred update
-  updating_only,
-  observed_updating_first,
-  observed_updating_only,
-  load,  ///< the forms of frozen weights that are not kept as they are given, one tensor after the other
-};
-inline constexpr int kRuns = 22;
-std::string_view name_of(Run run);
-
 /// A micro-step among its step's.
 struct MicroStep {
   bool first = true, last = true;
   bool observed = false;
   bool updates = false;  ///< what the last update deferred, in a first one
-  bool operator==(const MicroStep&) const = default;
+  auto operator<=>(const MicroStep&) const = default;
 };
-/// Absent: the run is none.
-std::optional<MicroStep> micro_step_of(Run run);
 
-/// All schedules of a plan; those that its options do not ask for are empty.
+/// What an engine can be asked to run. A step is `upload` and a micro-step for each micro-batch, by its place in the
+/// step (ScheduleSet::run_of); `update`; `result`. Where stores have state, `update` only prepares it: each tensor is
+/// updated just before the forward pass of the next step that reads it, or by `apply`.
+struct Run {
+  enum class Kind : std::uint8_t {
+    refresh,  ///< working copies from masters that were written
+    upload,   ///< a micro-batch and the step's state
+    evaluate,
+    logits,
+    next_logits,
+    micro_step,
+    update,
+    apply,  ///< what the update deferred to the next step's first micro-step, and the gathers of working copies
+    result,
+    observe_weights,  ///< before the update of a step that observes what its scales lose
+    load,             ///< the forms of frozen weights that are not kept as they are given, one tensor after the other
+  };
+  Kind kind = Kind::micro_step;
+  MicroStep step = {.first = false, .last = false};  ///< of a micro-step
+  auto operator<=>(const Run&) const = default;
+
+  static const Run refresh, upload, evaluate, logits, next_logits, update, apply, result, observe_weights, load;
+  static const Run first, later, last, only;  ///< micro-steps that neither observe nor update
+  static const Run observed_first, updating_first;
+};
+inline constexpr Run Run::refresh{Kind::refresh}, Run::upload{Kind::upload}, Run::evaluate{Kind::evaluate},
+    Run::logits{Kind::logits}, Run::next_logits{Kind::next_logits}, Run::update{Kind::update}, Run::apply{Kind::apply},
+    Run::result{Kind::result}, Run::observe_weights{Kind::observe_weights}, Run::load{Kind::load};
+inline constexpr Run Run::first{.step = {.last = false}}, Run::later{}, Run::last{.step = {.first = false}},
+    Run::only{.step = {}}, Run::observed_first{.step = {.last = false, .observed = true}},
+    Run::updating_first{.step = {.last = false, .updates = true}};
+/// "first micro-step, observed"
+std::string name_of(const Run& run);
+/// Every run that a plan can have, in an order to make and print them in.
+std::vector<Run> all_runs();
+
+struct RunSchedule {
+  Run run = {};
+  std::string name = {};  ///< of the run
+  std::vector<Action> actions = {};
+  std::vector<Access> operands = {};
+  std::int32_t events = 0;
+  bool starts_sums = false;  ///< the first sum over ranks of a gradient is written, others are added to it
+
+  std::span<const Access> reads(const Action& action) const { return {operands.data() + action.first, action.reads}; }
+  std::span<const Access> writes(const Action& action) const {
+    return {operands.data() + action.first + action.reads, action.writes};
+  }
+  /// Appends the action with these operands.
+  void add(Action action, std::span<const Access> reads, std::span<const Access> writes);
+  bool empty() const { return actions.empty(); }
+  /// One of the same run, without actions.
+  RunSchedule anew() const { return {.run = run, .name = name, .events = events, .starts_sums = starts_sums}; }
+};
+
+/// The schedules that a plan's options ask for; any other is empty.
 struct ScheduleSet {
   std::vector<Task> tasks;
   std::vector<std::string> values;  ///< names, for people
@@ -158,11 +166,13 @@ struct ScheduleSet {
   std::vector<bool> in_place = {};  ///< by store, as far as it goes: launches read and write there, without slots
   std::map<std::int64_t, OverRanks> over_ranks = {};  ///< by where wholes begin in Space::ranks
   std::vector<Access> held;  ///< what is there before the first run: masters, states, zeroed or written
-  RunSchedule runs[kRuns];
+  std::deque<RunSchedule> runs;
 
-  Run run_of(const MicroStep& micro_step) const;
-  const RunSchedule& operator[](Run run) const { return runs[static_cast<std::size_t>(run)]; }
-  RunSchedule& operator[](Run run) { return runs[static_cast<std::size_t>(run)]; }
+  /// Without the last one's and the updates' variant where there is none.
+  Run run_of(MicroStep step) const;
+  const RunSchedule& operator[](const Run& run) const;
+  /// Adds it, without actions, where it is missing.
+  RunSchedule& operator[](const Run& run);
   /// Whether launches have it in a slot: it is over ranks, or in a store, and not in place there.
   bool has_slot(const Place& place) const;
   /// The access itself, or to what it is a copy of, where that is at home.

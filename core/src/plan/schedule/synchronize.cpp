@@ -153,7 +153,7 @@ class Synchronizer {
   }
 
   RunSchedule run() {
-    RunSchedule to{.name = schedule_.name, .events = schedule_.events};
+    RunSchedule to = schedule_.anew();
     auto add = [&](ActionKind kind, Lane lane, std::int32_t event) {
       to.add({.kind = kind, .lane = lane, .event = event}, {}, {});
     };
