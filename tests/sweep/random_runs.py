@@ -208,6 +208,7 @@ def placement(draw, settings):
         changes["parallel.mpi.piece_kib"] = draw.choice([1, 64])
     elif ranks > 1:
         changes["parallel.memcpy.piece_kib"] = draw.choice([1, 8, 8192])
+        changes["parallel.memcpy.through"] = draw.choice(["peer", "host"])
     return changes
 
 

@@ -164,6 +164,8 @@ void Trainer::open_sinks() {
   }
   log_.write(run);
   for (const std::string& warning : session_.device->traits().warnings) log_.warn(warning);
+  if (session_.communicator)
+    for (const std::string& warning : session_.communicator->traits().warnings) log_.warn(warning);
   for (const std::string& path : start_.removed) log_.warn("removed " + path + ", left unfinished by an earlier run");
   for (const SkippedCheckpoint& skipped : newest.skipped)
     log_.warn("passed over " + skipped.path + ": " + skipped.reason);

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <utility>
 
 #include "quern/error.h"
 
@@ -17,6 +18,9 @@ constexpr const char* kWhere = "communicator memcpy";
 constexpr std::size_t kSmall = 32 << 10;
 /// Pieces of a sum, and their least bytes: shorter copies take longer to start than to run.
 constexpr std::size_t kPieces = 16, kLeast = std::size_t{1} << 20;
+
+/// Of a message between ranks.
+constexpr std::size_t kMostReason = 1000;
 
 [[noreturn]] void fault(const std::string& text) {
   throw Error(ErrorCode::communication, {.where = kWhere, .what = text});
@@ -57,13 +61,55 @@ void MemcpyCommunicator::connect(const Rendezvous& rendezvous, Device& device) {
   const std::size_t sums = traits_.peer_bytes * static_cast<std::size_t>(size_);
   staging_ = static_cast<char*>(device.allocate(MemoryKind::device, sums + traits_.own_bytes));
   window_ = staging_ + sums;
-  buffers_.push_back(share(staging_, sums + traits_.own_bytes));
-  check_copies();
+  buffers_.push_back({{staging_, sums + traits_.own_bytes}});
+  choose_way();
   for (Event* event : {&begun_, &summed_}) *event = device.make_event();
 }
 
+void MemcpyCommunicator::choose_way() {
+  std::string reason;
+  if (through_ != "host") {
+    const std::string own = reach_peers();
+    std::vector<Message> all = exchange({.bytes = own.substr(0, kMostReason)});
+    for (Message& message : all)
+      if (reason.empty()) reason = std::move(message.bytes);
+    if (reason.empty()) return;
+    if (through_ == "peer")
+      throw Error(ErrorCode::resources,
+                  {.where = kWhere,
+                   .what = "ranks cannot copy from each other's device memory",
+                   .found = reason,
+                   .next = "set parallel.memcpy.through = \"host\", or choose another communicator"});
+    traits_.warnings.push_back(
+        "communicator memcpy copies through host memory, since ranks cannot copy from each other's "
+        "device memory: " +
+        reason);
+  }
+  for (char*& peer : buffers_[0].peers)
+    if (peer) device_->release_imported(std::exchange(peer, nullptr));
+  relay_ = std::make_unique<Relay>(*meeting_, *board_, *device_, rank_, size_, piece_);
+  window_ = relay_->message(rank_);
+}
+
+std::string MemcpyCommunicator::reach_peers() {
+  std::string reason;
+  const auto attempt = [&](const std::function<void()>& work) {
+    try {
+      if (reason.empty()) work();
+    } catch (const Error& error) {
+      if (error.code() != ErrorCode::resources) throw;
+      reason = "rank " + std::to_string(rank_) + ": " + error.detail().what + ": " + error.detail().found;
+    }
+  };
+  SharedHandle own;
+  attempt([&] { own = device_->export_memory(staging_); });
+  const std::vector<Message> all = exchange({.bytes = own.bytes, .descriptor = Descriptor(own.descriptor)});
+  attempt([&] { buffers_[0].peers = import_all(all); });
+  return check_copies(std::move(reason));
+}
+
 /// Some GPUs map each other's memory and yet read something else from there.
-void MemcpyCommunicator::check_copies() {
+std::string MemcpyCommunicator::check_copies(std::string reason) {
   const std::size_t bytes = std::min(piece_, std::size_t{1} << 20);
   std::vector<std::uint32_t> words(bytes / sizeof(std::uint32_t));
   const auto word = [](int rank, std::size_t i) {
@@ -75,20 +121,19 @@ void MemcpyCommunicator::check_copies() {
   device_->synchronize(stream);
   exchange({});  // the others' are there
   for (const int peer : peers()) {
-    device_->copy(window_, buffers_[0].peers[static_cast<std::size_t>(peer)], bytes, stream);
+    const char* const from = reason.empty() ? buffers_[0].peers[static_cast<std::size_t>(peer)] : nullptr;
+    if (!from) continue;
+    device_->copy(window_, from, bytes, stream);
     device_->copy(words.data(), window_, bytes, stream);
     device_->synchronize(stream);
-    for (std::size_t i = 0; i < words.size(); ++i)
+    for (std::size_t i = 0; i < words.size() && reason.empty(); ++i)
       if (words[i] != word(peer, i))
-        throw Error(ErrorCode::resources,
-                    {.where = kWhere,
-                     .what = "a copy from the memory of rank " + std::to_string(peer) + " to rank " +
-                             std::to_string(rank_) + " has wrong bytes",
-                     .found = std::to_string(words[i]) + " in word " + std::to_string(i),
-                     .expected = std::to_string(word(peer, i)),
-                     .next = "choose parallel.communicator = \"nccl\", or \"mpi\", which copies through host memory"});
+        reason = "a copy from the memory of rank " + std::to_string(peer) + " to rank " + std::to_string(rank_) +
+                 " has wrong bytes: found " + std::to_string(words[i]) + " in word " + std::to_string(i) +
+                 ", expected " + std::to_string(word(peer, i));
   }
   exchange({});  // all have read
+  return reason;
 }
 
 void MemcpyCommunicator::register_buffer(void* memory, std::size_t bytes) { buffers_.push_back(share(memory, bytes)); }
@@ -123,17 +168,27 @@ std::vector<Message> MemcpyCommunicator::exchange(Message own) {
 
 MemcpyCommunicator::Buffer MemcpyCommunicator::share(void* memory, std::size_t bytes) {
   Buffer buffer{{static_cast<char*>(memory), bytes}};
-  if (size_ == 1) return buffer;
+  if (size_ == 1 || relay_) return buffer;
   // A rank that has nothing of it, or cannot share it, says so to those who wait.
   SharedHandle own;
   if (bytes > 0) own = device_->export_memory(memory);
-  std::vector<Message> all = exchange({.bytes = own.bytes, .descriptor = Descriptor(own.descriptor)});
-  buffer.peers.resize(static_cast<std::size_t>(size_));
-  for (std::size_t peer = 0; peer < all.size(); ++peer)
-    if (static_cast<int>(peer) != rank_ && !all[peer].bytes.empty())
-      buffer.peers[peer] = static_cast<char*>(
-          device_->import_memory({.bytes = all[peer].bytes, .descriptor = all[peer].descriptor.get()}));
+  buffer.peers = import_all(exchange({.bytes = own.bytes, .descriptor = Descriptor(own.descriptor)}));
   return buffer;
+}
+
+std::vector<char*> MemcpyCommunicator::import_all(const std::vector<Message>& all) {
+  std::vector<char*> peers(all.size());
+  try {
+    for (std::size_t peer = 0; peer < all.size(); ++peer)
+      if (static_cast<int>(peer) != rank_ && !all[peer].bytes.empty())
+        peers[peer] = static_cast<char*>(
+            device_->import_memory({.bytes = all[peer].bytes, .descriptor = all[peer].descriptor.get()}));
+  } catch (...) {
+    for (char* peer : peers)
+      if (peer) device_->release_imported(peer);
+    throw;
+  }
+  return peers;
 }
 
 // ---- places ----
@@ -240,6 +295,43 @@ void MemcpyCommunicator::reduce_small(Place place, const View& in_out, Reduction
   if (in_out.count() > 0) reduction_->launch(staging_, in_out.data, in_out, reduction, stream);
 }
 
+/// Chunks of all ranks come to the staging memory, and are summed as `reduce` does.
+void MemcpyCommunicator::relay_sum(Place place, const std::vector<Slab>& slabs, const View& out, Reduction reduction,
+                                   Stream stream) {
+  const std::size_t each = size_of(out.dtype);
+  const auto slab = [&](int of) { return slabs[static_cast<std::size_t>(of)]; };
+  const auto bytes = [&](int of) { return static_cast<std::size_t>(slab(of).count) * each; };
+  relay_->run({.bytes = [&](int, int to) { return bytes(to); },
+               .given = [&](int to) { return at(place, rank_, slab(to).begin, out.dtype); },
+               .arrive =
+                   [&](int from, const char* piece, std::size_t, std::size_t count) {
+                     device_->copy(staging_ + static_cast<std::size_t>(from) * count, piece, count, stream);
+                   },
+               .arrived =
+                   [&](std::size_t begin, std::size_t end) {
+                     end = std::min(end, bytes(rank_));
+                     if (begin >= end) return;
+                     const auto first = static_cast<std::int64_t>(begin / each),
+                                count = static_cast<std::int64_t>((end - begin) / each);
+                     reduction_->launch(staging_, at(place, rank_, slab(rank_).begin + first, out.dtype),
+                                        {out.as<char>() + begin, out.dtype, {count}}, reduction, stream);
+                   }},
+              stream);
+}
+
+/// Every rank's slab, which it has at `place`, to all.
+void MemcpyCommunicator::relay_gather(Place place, const std::vector<Slab>& slabs, DType dtype, Stream stream) {
+  const auto slab = [&](int of) { return slabs[static_cast<std::size_t>(of)]; };
+  relay_->run({.same = true,
+               .bytes = [&](int from, int) { return static_cast<std::size_t>(slab(from).count) * size_of(dtype); },
+               .given = [&](int) { return at(place, rank_, slab(rank_).begin, dtype); },
+               .arrive =
+                   [&](int from, const char* piece, std::size_t begin, std::size_t count) {
+                     device_->copy(at(place, rank_, slab(from).begin, dtype) + begin, piece, count, stream);
+                   }},
+              stream);
+}
+
 void MemcpyCommunicator::leave(Signal last, Stream stream) {
   for (const Signal kind : {Signal::first, Signal::second})
     if (kind <= last)
@@ -256,9 +348,15 @@ void MemcpyCommunicator::all_reduce(const View& in_out, Reduction reduction, Str
   const std::vector<Slab> slabs = summed_slabs(in_out.count(), size_);
   const Slab& own = slabs[static_cast<std::size_t>(rank_)];
   if (!enter(call_of(Call::Kind::all_reduce, in_out, static_cast<std::uint32_t>(reduction), {}, place), stream)) return;
+  const View sum{at(place, rank_, own.begin, in_out.dtype), in_out.dtype, {own.count}};
+  if (relay_) {
+    relay_sum(place, slabs, sum, reduction, stream);
+    relay_gather(place, slabs, in_out.dtype, stream);
+    return leave(Signal::second, stream);
+  }
   give_all(Signal::first, stream);
   if (in_out.bytes() <= std::min(kSmall, piece_)) return reduce_small(place, in_out, reduction, stream);
-  reduce(place, own, {at(place, rank_, own.begin, in_out.dtype), in_out.dtype, {own.count}}, reduction, stream);
+  reduce(place, own, sum, reduction, stream);
   give_all(Signal::second, stream);
   pull_all(Signal::second, stream, [&](int from) {
     const Slab& slab = slabs[static_cast<std::size_t>(from)];
@@ -270,13 +368,18 @@ void MemcpyCommunicator::all_reduce(const View& in_out, Reduction reduction, Str
 void MemcpyCommunicator::reduce_scatter(const View& in, const View& out, Counts counts, Reduction reduction,
                                         Stream stream) {
   need_reducible(kWhere, in.dtype, reduction);
-  const Slab own = cut(kWhere, "reduce_scatter", counts, in.count(), size_)[static_cast<std::size_t>(rank_)];
+  const std::vector<Slab> slabs = cut(kWhere, "reduce_scatter", counts, in.count(), size_);
+  const Slab& own = slabs[static_cast<std::size_t>(rank_)];
   need_same(kWhere, "reduce_scatter", out, own.count, in.dtype);
   if (!begins(stream)) return;
   if (size_ == 1) return copy(out.data, in.data, own.count, in.dtype, stream);
   const Place place = place_of(in);
   if (!enter(call_of(Call::Kind::reduce_scatter, in, static_cast<std::uint32_t>(reduction), counts, place), stream))
     return;
+  if (relay_) {
+    relay_sum(place, slabs, out, reduction, stream);
+    return leave(Signal::second, stream);
+  }
   give_all(Signal::first, stream);
   reduce(place, own, out, reduction, stream);
   leave(Signal::first, stream);
@@ -292,6 +395,10 @@ void MemcpyCommunicator::all_gather(const View& in, const View& out, Counts coun
   const Place place = place_of(out);
   if (!enter(call_of(Call::Kind::all_gather, out, 0, counts, place), stream)) return;
   copy(at(place, rank_, own.begin, out.dtype), in.data, own.count, out.dtype, stream);
+  if (relay_) {
+    relay_gather(place, slabs, out.dtype, stream);
+    return leave(Signal::second, stream);
+  }
   give_all(Signal::first, stream);
   pull_all(Signal::first, stream, [&](int from) {
     const Slab& slab = slabs[static_cast<std::size_t>(from)];
@@ -308,10 +415,21 @@ void MemcpyCommunicator::all_to_all(const View& in, const View& out, Counts coun
   // Every rank sends as much as its row says, so `in` has another size on each.
   const View whole{in.data, in.dtype, {counts.empty() ? in.count() : 0}};
   if (!enter(call_of(Call::Kind::all_to_all, whole, 0, counts, place), stream)) return;
-  auto pull = [&](int from) {
-    copy(out.as<char>() + static_cast<std::size_t>(slabs.received(from).begin) * size_of(out.dtype), place, from,
-         slabs.sent(from, rank_), in.dtype, stream);
+  const auto received = [&](int from) {
+    return out.as<char>() + static_cast<std::size_t>(slabs.received(from).begin) * size_of(out.dtype);
   };
+  const auto pull = [&](int from) { copy(received(from), place, from, slabs.sent(from, rank_), in.dtype, stream); };
+  if (relay_) {
+    pull(rank_);
+    relay_->run(
+        {.bytes = [&](int from,
+                      int to) { return static_cast<std::size_t>(slabs.sent(from, to).count) * size_of(in.dtype); },
+         .given = [&](int to) { return at(place, rank_, slabs.sent(rank_, to).begin, in.dtype); },
+         .arrive = [&](int from, const char* piece, std::size_t begin,
+                       std::size_t count) { device_->copy(received(from) + begin, piece, count, stream); }},
+        stream);
+    return leave(Signal::second, stream);
+  }
   give_all(Signal::first, stream);
   pull(rank_);
   pull_all(Signal::first, stream, pull);
@@ -323,6 +441,13 @@ void MemcpyCommunicator::broadcast(const View& in_out, int root, Stream stream) 
   if (!begins(stream) || size_ == 1) return;
   const Place place = place_of(in_out);
   const Call all = call_of(Call::Kind::broadcast, in_out, static_cast<std::uint32_t>(root), {}, place);
+  if (relay_) {
+    if (!enter(all, stream)) return;
+    std::vector<Slab> slabs(static_cast<std::size_t>(size_));
+    slabs[static_cast<std::size_t>(root)].count = in_out.count();
+    relay_gather(place, slabs, in_out.dtype, stream);
+    return leave(Signal::second, stream);
+  }
   if (root == rank_) {
     if (!enter(all, stream)) return;
     give_all(Signal::first, stream);
@@ -361,7 +486,8 @@ void MemcpyCommunicator::send(const View& in, int to, Stream stream) {
 void MemcpyCommunicator::receive(const View& out, int from, Stream stream) {
   need_peer(kWhere, "receive", from, rank_, size_);
   if (!begins(stream)) return;
-  const char* window = at({0, static_cast<std::size_t>(window_ - staging_)}, from, 0, DType::u8);
+  const char* window =
+      relay_ ? relay_->message(from) : at({0, static_cast<std::size_t>(window_ - staging_)}, from, 0, DType::u8);
   const std::size_t bytes = out.bytes();
   board_->compare_message(from, rank_, bytes);
   if (board_->failed()) return;

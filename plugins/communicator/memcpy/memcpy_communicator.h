@@ -1,7 +1,8 @@
 #pragma once
 // Collectives by copies between memories that ranks of one machine map from each other: every rank pulls what it needs
 // from where the others have it. Sums bring the ranks' pieces together and run the op reduce_ranks on them, while the
-// next pieces are on their way. The order between ranks is kept by signals of the streams (board.h).
+// next pieces are on their way. The order between ranks is kept by signals of the streams (board.h). Where a rank
+// cannot read another's memory, all copies go through host memory (relay.h).
 
 #include <functional>
 #include <memory>
@@ -11,6 +12,7 @@
 #include "meeting.h"
 #include "options.h"
 #include "quern/communicator.h"
+#include "relay.h"
 #include "shared/collectives/calls.h"
 #include "shared/collectives/rank_reduction.h"
 
@@ -20,6 +22,7 @@ class MemcpyCommunicator final : public Communicator {
  public:
   explicit MemcpyCommunicator(const MemcpyOptions& options)
       : piece_(static_cast<std::size_t>(options.piece_kib) << 10),
+        through_(options.through),
         traits_{.id = "memcpy",
                 .can_capture = true,
                 .own_bytes = piece_,
@@ -58,8 +61,14 @@ class MemcpyCommunicator final : public Communicator {
 
   std::vector<Message> exchange(Message own);
   Buffer share(void* memory, std::size_t bytes);
-  /// Throws a resources error where copies from a peer's memory give other bytes than it has.
-  void check_copies();
+  /// Where the memories that all ranks gave are mapped here, by rank; none of those that gave nothing.
+  std::vector<char*> import_all(const std::vector<Message>& all);
+  /// Chooses peers' device memory or the relay, the same on all ranks.
+  void choose_way();
+  /// Why this rank cannot read all peers' staging memory; empty if it can. Collective.
+  std::string reach_peers();
+  /// Why copies from a peer's memory cannot be used: they give other bytes than it has. Collective.
+  std::string check_copies(std::string reason);
   Place place_of(const View& view) const;
   /// The rank's address of element `at` of the view at `place` here.
   char* at(Place place, int rank, std::int64_t at, DType dtype) const;
@@ -81,17 +90,22 @@ class MemcpyCommunicator final : public Communicator {
   /// Elements [slab) of what all ranks have at `place`, into `out`.
   void reduce(Place place, Slab slab, const View& out, Reduction reduction, Stream stream);
   void reduce_small(Place place, const View& in_out, Reduction reduction, Stream stream);
+  /// As the parts above, through the relay.
+  void relay_sum(Place place, const std::vector<Slab>& slabs, const View& out, Reduction reduction, Stream stream);
+  void relay_gather(Place place, const std::vector<Slab>& slabs, DType dtype, Stream stream);
   /// Until peers have taken all signals up to this one.
   void leave(Signal last, Stream stream);
 
   const std::size_t piece_;  // bytes
-  const CommunicatorTraits traits_;
+  const std::string through_;
+  CommunicatorTraits traits_;
   int rank_ = 0, size_ = 1;
   Device* device_ = nullptr;
   std::unique_ptr<Meeting> meeting_;
   std::unique_ptr<Board> board_;
-  char* staging_ = nullptr;  // two times a piece of each rank, to be summed, and one to be sent
-  char* window_ = nullptr;   // the last of these
+  std::unique_ptr<Relay> relay_;  // none where ranks read each other's memory
+  char* staging_ = nullptr;       // two times a piece of each rank, to be summed, and one to be sent
+  char* window_ = nullptr;        // the last of these, or of the relay
   Event begun_, summed_;
   std::vector<Buffer> buffers_;  // the first is the staging; an unregistered one keeps its number
   std::unique_ptr<collectives::RankReduction> reduction_;

@@ -123,20 +123,72 @@ class Lying final : public testkit::ForwardingDevice {
   void* imported_ = nullptr;
 };
 
+/// A device whose memory others cannot map, or that cannot map theirs.
+class Apart final : public testkit::ForwardingDevice {
+ public:
+  Apart(std::shared_ptr<Device> device, bool exports) : ForwardingDevice(std::move(device)), exports_(exports) {}
+  SharedHandle export_memory(void* memory) override {
+    if (!exports_) refuse();
+    return inner().export_memory(memory);
+  }
+  void* import_memory(const SharedHandle&) override { refuse(); }
+
+ private:
+  [[noreturn]] static void refuse() { throw Error(ErrorCode::resources, {.what = "not with this device"}); }
+  const bool exports_;
+};
+
 }  // namespace
 
-TEST_CASE("a device that copies other bytes from a peer's memory than are there is refused before it is used") {
+TEST_CASE("a device that copies other bytes from a peer's memory than are there is found before it is used") {
   const Folder folder;
   Lying lying(cpu());
   const std::shared_ptr<Device> sound = cpu();
-  const auto found = faults(2, [&](int rank) {
-    MemcpyCommunicator communicator(MemcpyOptions{.piece_kib = 4});
-    communicator.connect(folder.rank(rank, 2, 20), rank == 1 ? static_cast<Device&>(lying) : *sound);
-    communicator.barrier();
-  });
-  check_holds(found[1], {"communicator memcpy: a copy from the memory of rank 0 to rank 1 has wrong bytes: found ",
-                         " in word 1023, expected ", "parallel.communicator = \"nccl\", or \"mpi\""});
-  check_holds(found[0], {"rank 1"});
+  for (const std::string through : {"peer", "auto"}) {
+    CAPTURE(through);
+    std::vector<std::string> warnings(2);
+    const auto found = faults(2, [&](int rank) {
+      MemcpyCommunicator communicator(MemcpyOptions{.piece_kib = 4, .through = through});
+      communicator.connect(folder.rank(rank, 2, 20), rank == 1 ? static_cast<Device&>(lying) : *sound);
+      communicator.barrier();
+      for (const std::string& warning : communicator.traits().warnings)
+        warnings[static_cast<std::size_t>(rank)] += warning;
+    });
+    for (std::size_t rank = 0; rank < 2; ++rank) {
+      CHECK((through == "peer" ? warnings : found)[rank].empty());
+      check_holds((through == "peer" ? found : warnings)[rank],
+                  {"communicator memcpy", "a copy from the memory of rank 0 to rank 1 has wrong bytes: found ",
+                   " in word 1023, expected "});
+      if (through == "peer") check_holds(found[rank], {"parallel.memcpy.through = \"host\""});
+    }
+  }
+}
+
+TEST_CASE("where the device memory of ranks cannot be shared or mapped, copies go through host memory") {
+  for (const bool exports : {true, false}) {
+    const Folder folder;
+    std::vector<std::shared_ptr<Device>> devices{cpu(), std::make_shared<Apart>(cpu(), exports), cpu()};
+    const auto found = faults(3, [&](int rank) {
+      Device& device = *devices[static_cast<std::size_t>(rank)];
+      const Stream stream = device.stream(StreamKind::communication);
+      constexpr std::int64_t kCount = 5000;
+      auto* memory = static_cast<float*>(device.allocate(MemoryKind::device, kCount * sizeof(float)));
+      for (std::int64_t i = 0; i < kCount; ++i) memory[i] = static_cast<float>(rank + 1);
+      {
+        MemcpyCommunicator group({.piece_kib = 1});
+        group.connect(folder.rank(rank, 3, 20), device);
+        group.register_buffer(memory, kCount * sizeof(float));
+        group.all_reduce({memory, DType::f32, {kCount}}, Reduction::sum, stream);
+        device.synchronize(stream);
+        check_holds(group.traits().warnings.at(0), {"through host memory", "rank 1: not with this device"});
+        group.barrier();
+      }
+      const bool right = std::all_of(memory, memory + kCount, [](float value) { return value == 6; });
+      device.release(MemoryKind::device, memory);
+      if (!right) throw Error({}, {.what = "another sum"});
+    });
+    CHECK(found == std::vector<std::string>(3));
+  }
 }
 
 TEST_CASE("ranks connect, exchange messages with descriptors, and leave nothing behind") {
@@ -298,9 +350,11 @@ TEST_CASE("a sequence of all calls, enqueued once, does the same each time that 
     }
     return want;
   };
-  for (const char* streams : {"threads", "shuffled"}) {
-    CAPTURE(streams);
+  for (const auto& [streams, through] : {std::pair("threads", "peer"), std::pair("shuffled", "peer"),
+                                         std::pair("threads", "host"), std::pair("shuffled", "host")}) {
+    CAPTURE(std::string(streams) + " " + through);
     const Folder folder;
+    const std::string way = through;
     std::vector<std::shared_ptr<Device>> devices;
     for (int rank = 0; rank < kRanks; ++rank) devices.push_back(cpu(streams));
     const auto found = faults(kRanks, [&](int rank) {
@@ -318,7 +372,7 @@ TEST_CASE("a sequence of all calls, enqueued once, does the same each time that 
         for (std::int64_t i = 0; i < kCount; ++i) in.back().push_back(value(launch, rank, i));
       }
       {
-        MemcpyCommunicator group({.piece_kib = 1});
+        MemcpyCommunicator group({.piece_kib = 1, .through = way});
         group.connect(folder.rank(rank, kRanks, 20), tape);
         group.register_buffer(memory, kParts * kBytes);
         for (int launch = 0; launch < kLaunches; ++launch) {

@@ -2,6 +2,7 @@
 // Options of the table [parallel.memcpy].
 
 #include <cstdint>
+#include <string>
 
 #include "quern/options.h"
 
@@ -9,6 +10,7 @@ namespace quern::memcpy {
 
 struct MemcpyOptions {
   std::int64_t piece_kib = 8192;
+  std::string through = "auto";
 };
 
 inline OptionTable<MemcpyOptions> memcpy_options() {
@@ -18,6 +20,10 @@ inline OptionTable<MemcpyOptions> memcpy_options() {
         "no bit")
       .at_least(1)
       .at_most(1 << 20);
+  t.add("through", &MemcpyOptions::through,
+        "where copies between ranks go: \"peer\", from device memory to device memory; \"host\", through pinned host "
+        "memory, three pieces of it for each rank; or \"auto\", the first that works between all ranks; changes no bit")
+      .one_of({"auto", "peer", "host"});
   return t;
 }
 

@@ -32,6 +32,8 @@ void SplitCommunicator::connect(const Rendezvous& rendezvous, Device& device) {
     Rendezvous own = rendezvous;
     if (!own.address.empty()) own.address += "-" + part->traits().id;
     part->connect(own, device);
+    const std::vector<std::string>& warnings = part->traits().warnings;
+    traits_.warnings.insert(traits_.warnings.end(), warnings.begin(), warnings.end());
     if (part->rank() != rendezvous.rank || part->size() != rendezvous.size)
       throw Error(ErrorCode::communication, {.where = "communicator " + part->traits().id,
                                              .what = "connected as another rank than the run's other communicators"});
