@@ -1,6 +1,7 @@
 """GGUF files: llama.cpp continues texts as quern does, tensors are the export's, and what GGUF cannot say is refused."""
 
 import contextlib
+import fcntl
 import io
 import json
 import os
@@ -9,12 +10,15 @@ import sys
 import textwrap
 import unittest
 from pathlib import Path
+from unittest import mock
 
 import gguf
 import numpy as np
 import xllamacpp
 from folder_test_case import FolderTestCase
 from quern import command_line
+from quern.base.files import is_locked
+from quern.models import export_gguf
 from quern.models.export_gguf import CONTRACTIONS, REST, llama3_divisors, rounded
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
@@ -136,8 +140,10 @@ class GgufTest(FolderTestCase):
         self.train("qwen2", *CASES["qwen2"])
         self.quern("export", "run", "half", "--dtype", "bf16")
         for place, words in (("run", ["--dtype", "bf16"]), ("half", []), ("run/export", ["--dtype", "bf16"])):
-            code, said = self.tools("export-gguf", self.folder / place, self.folder / "half.gguf", "--quern", PROGRAM, *words)
-            self.assertEqual(code, 0, said)
+            locked, replace = [], os.replace
+            with mock.patch.object(os, "replace", lambda partial, to: (locked.append(is_locked(partial)), replace(partial, to))):
+                code, said = self.tools("export-gguf", self.folder / place, self.folder / "half.gguf", "--quern", PROGRAM, *words)
+            self.assertEqual((code, locked), (0, [True]), said)
             reader = gguf.GGUFReader(self.folder / "half.gguf")
             found = {tensor.name: tensor for tensor in reader.tensors}
             self.assertEqual(found["output.weight"].tensor_type, gguf.GGMLQuantizationType.BF16)
@@ -198,6 +204,24 @@ class GgufTest(FolderTestCase):
         (self.folder / "mine").write_text("my text")
         code, said = self.tools("export-gguf", self.folder / "model", self.folder / "mine")
         self.assertEqual((code, "is not a GGUF file" in said), (4, True), said)
+
+    def test_leftovers_of_a_killed_export_go_and_those_of_a_living_one_stay(self):
+        file = self.folder / "x.gguf"
+        (self.folder / ".x.gguf.partial-7-folder/model").mkdir(parents=True)
+        (self.folder / ".x.gguf.partial-7").write_text("GGUF")
+        (self.folder / ".x.gguf.partial-5").write_text("GGUF")
+        living = []
+
+        def export(folder):
+            living.extend(path.name for path in self.folder.glob(".x.*"))
+            self.assertTrue(is_locked(folder.parent))
+            return False
+
+        with open(self.folder / ".x.gguf.partial-5", "rb") as held:
+            fcntl.flock(held, fcntl.LOCK_EX)
+            export_gguf.export_as_gguf(export, file)
+        self.assertEqual(set(living), {".x.gguf.partial-5", f".x.gguf.partial-{os.getpid()}-folder"})
+        self.assertEqual([path.name for path in self.folder.glob(".x.*")], [".x.gguf.partial-5"])
 
     def test_without_the_program_or_its_tool_the_error_says_so(self):
         code, said = self.tools("export-gguf", self.folder, self.folder / "x.gguf", "--quern", "/none/quern")

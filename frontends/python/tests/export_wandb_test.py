@@ -1,6 +1,7 @@
 """Weights & Biases export: the calls of wandb, with a stand-in for it, and the error without it."""
 
 import contextlib
+import fcntl
 import io
 import json
 import math
@@ -13,6 +14,7 @@ from unittest import mock
 
 from folder_test_case import FolderTestCase
 from quern import command_line
+from quern.runs import run_log
 
 LOG = (
     {"event": "run", "name": "one", "config": '[train]\nsteps = 2\nfrom = "x"\n'},
@@ -82,6 +84,27 @@ class ExportTest(FolderTestCase):
         self.assertEqual((made[0].summary, made[0].finished), ({"end/val_loss": 4.5}, True))
         code, said = self.export(wandb, self.folder, self.folder, "--follow")
         self.assertEqual((code, "follows one run" in said), (2, True), said)
+
+    def test_a_run_that_was_killed_is_followed_until_nobody_holds_it(self):
+        made, log = [], self.folder / "log.jsonl"
+        text = log.read_text()
+        last = text.splitlines(keepends=True)[-1]
+        wandb = types.SimpleNamespace(init=lambda **words: made.append(FakeRun(words)) or made[-1])
+        log.write_text(text.removesuffix(last))
+        with mock.patch.object(run_log, "QUIET", 0.3):
+            code, said = self.export(wandb, self.folder, "--follow")
+            self.assertEqual((code, "ended without its last event" in said), (3, True), said)
+            self.assertEqual(([step for step, _ in made[0].logged], made[0].finished), ([1, 2, 2], True))
+            with open(self.folder / ".lock", "w") as held:  # as a run that is silent for a while has it
+                fcntl.flock(held, fcntl.LOCK_EX)
+
+                def end():
+                    with open(log, "a") as file:
+                        file.write(last)
+
+                threading.Timer(1.5, end).start()
+                code, said = self.export(wandb, self.folder, "--follow")
+            self.assertEqual((code, said), (0, f"{self.folder}: 2 steps, 1 evaluations\n"))
 
     def test_without_wandb_the_error_says_so(self):
         code, said = self.export(None, self.folder)

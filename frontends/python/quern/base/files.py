@@ -4,6 +4,8 @@ import contextlib
 import fcntl
 import glob
 import os
+import shutil
+from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 
@@ -23,21 +25,57 @@ def partial_of(path: Path) -> Path:
     return path.with_name(f".{path.name}.partial-{os.getpid()}")
 
 
+def lock(descriptor: int) -> None:
+    with contextlib.suppress(OSError):  # a file system without locks
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+def is_locked(path: Path) -> bool:
+    """Whether a file or folder that is there is locked by somebody; True also where the file system cannot say."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError:
+        return True
+    finally:
+        os.close(descriptor)
+    return False
+
+
 def open_partial(path: Path) -> BinaryIO:
     """The file that will become `path`, locked while it is written, so that nobody takes it for abandoned."""
     remove_abandoned(path)
     file = open(partial_of(path), "wb")
-    with contextlib.suppress(OSError):  # a file system without locks
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    lock(file.fileno())
     return file
+
+
+@contextlib.contextmanager
+def partial_folder(path: Path) -> Iterator[Path]:
+    """A folder beside `path`, locked too, for what `path` is made of; it is removed at the end."""
+    remove_abandoned(path)
+    folder = Path(f"{partial_of(path)}-folder")
+    folder.mkdir()
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        lock(descriptor)
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+        os.close(descriptor)
 
 
 def remove_abandoned(path: Path) -> None:
     """Removes what a process that was killed left of `path`."""
     for name in glob.glob(f".{glob.escape(path.name)}.partial-*", root_dir=path.parent):
-        with contextlib.suppress(OSError), open(path.with_name(name), "rb") as file:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            path.with_name(name).unlink()
+        with contextlib.suppress(OSError):
+            left = path.with_name(name)
+            if is_locked(left):
+                continue
+            if left.is_dir():
+                shutil.rmtree(left)
+            else:
+                left.unlink()
 
 
 def replace_file(path: Path, data: bytes) -> None:

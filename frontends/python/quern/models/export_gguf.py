@@ -10,7 +10,6 @@ llama, mistral, qwen2 and qwen3 without attention windows; the tokenizer is a by
 import math
 import os
 import subprocess
-import tempfile
 from argparse import ArgumentParser, Namespace
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -21,7 +20,7 @@ from numpy.typing import NDArray
 
 from quern.base.arguments import path_argument
 from quern.base.fault import CONFIG, RESOURCES, Fault, importing, printable, reading, starting, writing
-from quern.base.files import partial_of, remove_abandoned
+from quern.base.files import open_partial, partial_folder, partial_of
 from quern.base.installation import find_quern
 from quern.tokens.begin_tokens import begin_tokens
 from quern.tokens.encoding import load_tokenizer
@@ -216,10 +215,9 @@ def write_gguf(folder: Path, file: Path, dtype: str | None = None, with_tokenize
     check_family(config, folder / "config.json")
     kept = {"float32": "fp32", "bfloat16": "bf16"}.get(config.get("dtype") or config.get("torch_dtype") or "", "fp32")
     head_dim = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
-    remove_abandoned(file)
     partial = partial_of(file)
     try:
-        with writing(file):
+        with writing(file), open_partial(file):
             writer = gguf.GGUFWriter(partial, gguf.MODEL_ARCH_NAMES[gguf.MODEL_ARCH[FAMILIES[config["model_type"]]]])
             writer.add_type("model")
             writer.add_file_type(gguf.LlamaFileType.ALL_F32 if (dtype or kept) == "fp32" else gguf.LlamaFileType.MOSTLY_BF16)
@@ -242,10 +240,9 @@ def export_as_gguf(export: Callable[[Path], bool], file: Path, dtype: str | None
     """The model that `export` writes into a new folder, beside the file for the time; nothing where it says that another
     rank writes."""
     check_replaceable(file)
-    with writing(file), tempfile.TemporaryDirectory(prefix=".gguf-", dir=file.absolute().parent) as temporary:
-        folder = Path(temporary) / "model"
-        if export(folder):
-            write_gguf(folder, file, dtype, with_tokenizer)
+    with writing(file), partial_folder(file) as folder:
+        if export(folder / "model"):
+            write_gguf(folder / "model", file, dtype, with_tokenizer)
 
 
 def add_arguments(parser: ArgumentParser) -> None:

@@ -72,10 +72,12 @@ def export(events: Iterable[Record], where: Path, words: dict[str, Any]) -> Coun
     """How many there were of each event."""
     sink, counts = WandbLog(**words), Counter[str]()
     try:
-        for event in events:
-            sink(event)
-            counts[event["event"]] += 1
-        sink.close()
+        try:
+            for event in events:
+                sink(event)
+                counts[event["event"]] += 1
+        finally:
+            sink.close()
     except Fault:
         raise
     except Exception as error:  # of many kinds, from a name that it does not take to a full disk

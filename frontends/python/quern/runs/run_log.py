@@ -13,9 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from quern.base.fault import Fault, reading
+from quern.base.files import is_locked
 from quern.base.json_shape import COUNT, INTEGER, NUMBER, SCALAR, TEXT, Kind, Shape, checked, choice, parse, parse_toml
 
 POLL = 0.2  # seconds between looks at a log that grows
+QUIET = 60.0  # seconds without a line, and without a process that holds the run, after which it is dead
 LONGEST_LINE = 16 << 20  # bytes; the longest is the first, with the whole config
 LARGEST = 1e100  # larger values cannot be drawn beside anything else
 
@@ -107,11 +109,12 @@ def read_records(log: Path) -> Iterator[tuple[str, Record]]:
 
 def followed(path: Path) -> Iterator[Record]:
     """The events of a run's log, also those that it is yet to write: up to the end of the run that is the last one."""
-    log, event = log_of(path), ""
+    log, event, last = log_of(path), "", time.monotonic()
     with reading(log), open(log, "rb") as file:
         while True:
             begin, line = file.tell(), file.readline(LONGEST_LINE + 1)
             if line.endswith(b"\n"):
+                last = time.monotonic()
                 event = checked(parse(line, log), {"event": TEXT, "*": SCALAR}, log)["event"]
                 yield checked(parse(line, log), {**EVENTS.get(event, {}), "*": SCALAR}, log, event)
                 continue
@@ -121,6 +124,15 @@ def followed(path: Path) -> Iterator[Record]:
                 raise Fault(log, "too long for a log", f"over {LONGEST_LINE} bytes", "a line for each event")
             file.seek(begin)  # the run is still writing it
             time.sleep(POLL)
+            if time.monotonic() - last > QUIET:
+                if not is_running(log):
+                    raise Fault(log, "its run has ended without its last event", advice="start the run again, which continues")
+                last = time.monotonic()
+
+
+def is_running(log: Path) -> bool:
+    """Whether a process holds the log, or its run's folder, as runs do from their start on."""
+    return any(file.exists() and is_locked(file) for file in (log.with_name(".lock"), log))
 
 
 def read_run(path: Path) -> Run:
