@@ -20,6 +20,9 @@ struct OptimizerState {
   std::string name;  ///< "moment1"
   DType dtype = DType::f32;
   Extents extents = {};
+  /// Evaluations, samples and exports use it in place of the master, with which it changes places for them: of the
+  /// master's dtype and extents, and at first its copy.
+  bool evaluated = false;
 
   /// An element for each of the parameter's.
   static OptimizerState elements(const ParameterSpec& spec, std::string name, DType dtype);
@@ -61,6 +64,8 @@ class UpdateBuilder {
   // ---- for the core ----
   Program& program() { return program_; }
   void begin(Tensors tensors);
+  /// In the master's place: a local value that ops made of it.
+  void take_for_master(ValueId value) { tensors_.master = value; }
   Program take();
 
  private:

@@ -18,7 +18,9 @@ struct StepState {
   float learning_rate = 0;    ///< of this step
   float clip_norm = 0;        ///< 0: do not clip
   std::uint32_t updates = 0;  ///< earlier steps that changed weights and moments; skipped steps do not count
-  std::uint32_t reserved[9] = {};
+  /// Share of this step in an average over all steps so far, weighted by the square of the largest rate until each.
+  float average = 0;
+  std::uint32_t reserved[8] = {};
 };
 static_assert(sizeof(StepState) == 64);
 
