@@ -144,16 +144,27 @@ class ChatTest(FolderTestCase):
             # Each row begins a conversation, or is the rest of one that is longer than a row.
             self.assertTrue(np.isin(rows[:, 0], [start, token_file.separator_token]).all())
         longer = self.conversations(packed)
-        self.assertEqual([c for c in self.conversations(train) if c[0]], [c for c in longer if len(c[0])])
+        self.assertEqual(sorted(c for c in self.conversations(train) if c[0]), sorted(c for c in longer if len(c[0])))
         self.assertEqual(train.loss_mask.sum(), packed.loss_mask.sum())
         self.assertEqual(val.tokens[-1], val.separator_token)
-        self.assertNotEqual(val.tokens[-2], val.separator_token)  # cut
+        self.assertNotEqual(val.tokens[row - 1], val.separator_token)  # the longest comes first, and is cut
         meta, _ = self.tokenized(talks, "--align", row, "--val-fraction", "0.1")
         lost = packed_val.tokens.size - (val.tokens != val.separator_token).sum() - np.count_nonzero(
             packed_val.tokens == packed_val.separator_token)
         self.assertEqual(meta["counted"][f"conversations longer than {row} tokens, cut"], 1)
         self.assertEqual(meta["counted"]["tokens cut off"], lost + 1)  # and its separator
         self.assertEqual(meta["counted"]["of these, learned"], int(packed_val.loss_mask.sum() - val.loss_mask.sum()))
+
+    def test_rows_are_packed_by_length_and_their_padding_is_stated(self):
+        talks = [talk("q", "a " * (seed * 37 % 50)) for seed in range(300)]
+        row = 128
+        meta, (train, val) = self.tokenized(talks, "--align", row, "--val-fraction", "0.1")
+        for name, token_file in (("train", train), ("val", val)):
+            rows = token_file.tokens[:-1].reshape(-1, row) == token_file.separator_token
+            padding = sum(int(np.argmin(ends[::-1])) for ends in rows) - len(rows)  # but for the end of the last conversation
+            self.assertEqual(meta[name]["padding"], padding)
+        needed = -(-(meta["train"]["tokens"] - meta["train"]["padding"]) // row)
+        self.assertLessEqual(meta["train"]["tokens"] // row, 1.03 * needed)
 
     def test_many_conversations_split_by_what_they_say(self):
         talks = [talk(str(seed), "reply " + str(seed)) for seed in range(200)]

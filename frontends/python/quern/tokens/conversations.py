@@ -4,6 +4,7 @@ docs/token-files.md states the rules.
 """
 
 import bisect
+import bisect
 import collections
 import itertools
 import json
@@ -34,6 +35,8 @@ Item = TypeVar("Item")
 Span = tuple[int, int, str]  # begin, end, the token that ends it
 
 BATCH_CONVERSATIONS = 512
+ROWS_TO_PACK = 512  # at a time
+NOTHING = (np.zeros(0, np.int64), np.zeros(0, bool))
 MARK = chat_template.MARK  # in special tokens that messages spell, behind the first letter
 RESERVED = re.compile(r"[\ufdd0-\ufdd2]|\\ufdd[0-2]")  # the marks, also as JSON and Python escape them
 
@@ -202,7 +205,7 @@ class ChatCorpus:
     """The examples of conversations, in their order, as (split name, documents, bytes, tokens, mask).
 
     align: no conversation crosses a multiple of that many tokens of its split, so that no row of a run with that
-    sequence length cuts one; 0: one after another.
+    sequence length cuts one, with a new order within about ROWS_TO_PACK rows; 0: one after another.
     """
 
     mode = "conversations"
@@ -224,6 +227,7 @@ class ChatCorpus:
                            if what.startswith("conversations left out")), "none is there")
             raise Fault(template.name, "no conversation can be used", reason, "", "give others, or --chat-template")
         self._separator = NO_SEPARATOR
+        self.padding: dict[str, int] = {}  # tokens that fill rows, by split; known at the end
         self.end_tokens: collections.Counter[int] = collections.Counter()
 
     def _rendered(self, template: ChatTemplate, conversations: Iterable[Conversation]) -> Iterator[Rendered]:
@@ -274,6 +278,7 @@ class ChatCorpus:
                 yield name, 1, len(text.replace(MARK, "").encode()), tokens, mask
         for name, layout in layouts.items():
             yield (name, 0, 0, *layout.finish())
+            self.padding[name] = layout.padding
 
     @property
     def _marked_texts(self) -> MarkedTexts:
@@ -311,34 +316,61 @@ def batched(items: Iterable[Item], size: int) -> Iterator[list[Item]]:
         yield batch
 
 
+def packed(sizes: list[int], row: int) -> list[list[int]]:
+    """Which of them go into each row: the largest first, each into the fullest row that it fits in (best fit decreasing)."""
+    rows: list[list[int]] = []
+    open_rows: list[tuple[int, int]] = []  # (free tokens, index of the row), ascending
+    for item in sorted(range(len(sizes)), key=lambda item: -sizes[item]):
+        at = bisect.bisect_left(open_rows, (sizes[item], 0))
+        left, index = open_rows.pop(at) if at < len(open_rows) else (row, len(rows))
+        if index == len(rows):
+            rows.append([])
+        rows[index].append(item)
+        bisect.insort(open_rows, (left - sizes[item], index))
+    return rows
+
+
 class Layout:
-    """Where conversations of one split go in its file."""
+    """Where conversations of one split go in its file: one behind the other, or, aligned, packed into rows."""
 
     def __init__(self, separator: int, align: int, tally: Tally) -> None:
         self._separator, self._align, self._tally = separator, align, tally
-        self._count = 0
+        self._waiting: list[tuple[Array, Array]] = []
+        self._size = self._rows = 0  # tokens that wait; rows that were written
+        self.padding = 0  # tokens
 
     def add(self, name: str, tokens: Array, mask: Array, learn_end: bool) -> tuple[Array, Array]:
-        """A conversation with what stands before and after it."""
+        """Takes a conversation; what comes next in the file."""
         if np.any(tokens[:-1] == self._separator):
             what = f"the template puts the document separator, token {self._separator}, inside a conversation"
             raise Fault(name, what, advice="choose another with --separator")
         if self._separator >= 0 and (tokens.size == 0 or tokens[-1] != self._separator):
             tokens, mask = np.append(tokens, self._separator), np.append(mask, learn_end)
-        if self._align:
-            if tokens.size > self._align:
-                self._tally.add(f"conversations longer than {self._align} tokens, cut", name)
-                self._tally.add("tokens cut off", name, tokens.size - self._align)
-                self._tally.add("of these, learned", name, int(mask[self._align :].sum()))
-            tokens, mask = tokens[: self._align], mask[: self._align]
-            left = -self._count % self._align
-            if tokens.size > left:
-                tokens = np.concatenate([np.full(left, self._separator), tokens])
-                mask = np.concatenate([np.zeros(left, bool), mask])
-        self._count += tokens.size
-        return tokens, mask
+        if not self._align:
+            return tokens, mask
+        if tokens.size > self._align:
+            self._tally.add(f"conversations longer than {self._align} tokens, cut", name)
+            self._tally.add("tokens cut off", name, tokens.size - self._align)
+            self._tally.add("of these, learned", name, int(mask[self._align :].sum()))
+        self._waiting.append((tokens[: self._align], mask[: self._align]))
+        self._size += self._waiting[-1][0].size
+        return self._pack() if self._size >= ROWS_TO_PACK * self._align else NOTHING
 
     def finish(self) -> tuple[Array, Array]:
-        """What fills the last row, and the one token behind it that a row's last target is."""
-        left = -self._count % self._align + 1 if self._align and self._count else 0
-        return np.full(left, self._separator, np.int64), np.zeros(left, bool)
+        """The rows of all that waits, and the one token behind them that a row's last target is."""
+        tokens, mask = self._pack() if self._waiting else NOTHING
+        return (np.append(tokens, self._separator), np.append(mask, False)) if self._rows else NOTHING
+
+    def _pack(self) -> tuple[Array, Array]:
+        rows = packed([tokens.size for tokens, _ in self._waiting], self._align)
+        tokens, mask = np.full((len(rows), self._align), self._separator, np.int64), np.zeros((len(rows), self._align), bool)
+        for row, items in enumerate(rows):
+            at = 0
+            for item in items:
+                size = self._waiting[item][0].size
+                tokens[row, at : at + size], mask[row, at : at + size] = self._waiting[item]
+                at += size
+        self.padding += tokens.size - self._size
+        self._rows += len(rows)
+        self._waiting, self._size = [], 0
+        return tokens.ravel(), mask.ravel()

@@ -175,6 +175,7 @@ class SplitTotals:
     tokens: int = 0
     bytes: int = 0
     learned: int | None = None  # tokens whose mask bit is set, of conversations
+    padding: int | None = None  # tokens that fill rows, of conversations that are aligned
     frequencies: Frequencies = field(default_factory=Frequencies)
 
     def add(self, documents: int, size: int, tokens: Array, mask: Array | None) -> None:
@@ -186,8 +187,9 @@ class SplitTotals:
             self.learned = (self.learned or 0) + int(mask.sum())
 
     def figures(self) -> dict[str, int]:
-        learned = {} if self.learned is None else {"learned": self.learned}
-        return {"documents": self.documents, "tokens": self.tokens, "bytes": self.bytes, **learned}
+        more = {"learned": self.learned, "padding": self.padding}
+        return {"documents": self.documents, "tokens": self.tokens, "bytes": self.bytes,
+                **{name: count for name, count in more.items() if count is not None}}
 
 
 @dataclass
@@ -307,6 +309,9 @@ def main(options: Namespace) -> None:
         files = given or trained_tokenizer_files(corpus.tokenizer)
         end_tokens: list[int] = []
         if options.chat:
+            if options.align:
+                for name, total in totals.items():
+                    total.padding = chat.padding[name]
             end_tokens = [token for token, _ in chat.end_tokens.most_common()]
             files = with_chat(files, options.tokenizer.parent, template, end_tokens)
         else:
@@ -320,7 +325,8 @@ def main(options: Namespace) -> None:
         write_meta(out, sources, corpus, vocab_size, totals, end_tokens, tally)
     for name, total in totals.items():
         learned = "" if total.learned is None else f", {total.learned:,} of them learned"
-        print(f"{out / name}.tok: {total.tokens:,} tokens{learned}, {total.documents:,} documents")
+        padding = "" if total.padding is None else f", {total.padding / total.tokens:.1%} of them padding"
+        print(f"{out / name}.tok: {total.tokens:,} tokens{learned}{padding}, {total.documents:,} documents")
     for what, tokens in (("each document begins with", corpus.begin), ("replies end with", end_tokens)):
         if tokens:
             print(f"{what} {spellings(corpus.tokenizer, tokens)}")
