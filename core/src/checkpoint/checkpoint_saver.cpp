@@ -156,6 +156,10 @@ void CheckpointSaver::save(CheckpointMeta meta) {
   wait();
   failed_ = true;  // unless the end is reached
   auto target = std::make_shared<Target>(open_target(meta.step));
+  if (!ranks_.writes()) {
+    failed_ = false;
+    return;
+  }
   if (snapshot_) {
     std::byte* data = snapshot_;
     for (std::size_t i = 0; i < state_.size(); data += views_[i++].view.bytes()) engine_.read_part(state_[i], data);

@@ -32,6 +32,8 @@ class SavingRanks {
   SavingRanks& operator=(const SavingRanks&) = delete;
 
   virtual RankFile file() const { return {}; }
+  /// Whether this rank's part is written; false: another rank has the same.
+  virtual bool writes() const { return true; }
   /// What `make` gives on rank 0; collective.
   virtual std::string from_leader(const std::function<std::string()>& make) { return make(); }
   /// A message to rank 0, and there the next one of a rank; from any thread.

@@ -163,7 +163,8 @@ void Engine::call_communicator(const OpInstance& op, const Bound& bound, Stream 
   else if (op.kind == "reduce_scatter")
     communicator_->reduce_scatter(bound.inputs[0], bound.outputs[0], bound.counts, reduction, stream);
   else
-    for (const View& view : bound.outputs) communicator_->all_reduce(view, reduction, stream);
+    for (const View& view : bound.outputs)
+      (op.attributes.has("machines") ? machine_ : communicator_)->all_reduce(view, reduction, stream);
 }
 
 // ---- data ----
@@ -215,8 +216,9 @@ void Engine::observe_weights() {
   run(Run::observe_weights);
 }
 
-void Engine::join(Communicator& communicator) {
+void Engine::join(Communicator& communicator, Communicator* machine) {
   communicator_ = &communicator;
+  machine_ = machine ? machine : &communicator;
   if (communicator.size() > 1) progress_ = std::make_shared<Progress>(device_, plan_.schedules);
   communicator.register_buffer(arena_, static_cast<std::size_t>(plan_.device_bytes));
   // Collectives may be part of graphs now.

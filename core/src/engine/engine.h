@@ -82,9 +82,10 @@ class Engine {
   void micro_step(const Batch& batch, const StepState& state, At at = {}, Observe observe = Observe::no);
   /// Observes the working copies of weights that the last micro-steps read; before the update. Needs options.observe.
   void observe_weights();
-  /// Makes the arena known to other ranks, as many as the plan has; before anything that is collective: refresh,
-  /// apply_update, read, the first and the last micro-step of a step, update. The communicator outlives the engine.
-  void join(Communicator& communicator);
+  /// Makes the arena known to other ranks, as many as the plan has, of all machines; `machine` is for what the ranks of
+  /// one do alone, null if there is one. Before anything that is collective: refresh, apply_update, read, the first and
+  /// the last micro-step of a step, update. The communicators outlive the engine.
+  void join(Communicator& communicator, Communicator* machine = nullptr);
   /// Turns the collectives of runs into no-ops, to measure step time without communication. Results are wrong.
   void skip_transfers();
   /// Ends what join began, collectively, when nothing is pending; an engine destroyed without it leaves its memory to
@@ -183,7 +184,7 @@ class Engine {
   Device& device_;
   Plan plan_;
   Stream compute_;
-  Communicator* communicator_ = nullptr;
+  Communicator *communicator_ = nullptr, *machine_ = nullptr;
   bool transfers_ = true;
   std::shared_ptr<Progress> progress_;  // shared with who watches it for longer
   ReadNotice notice_;

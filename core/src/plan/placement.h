@@ -35,7 +35,8 @@ std::optional<Placement> placement_named(std::string_view text);
 std::string text_of(const Placement& placement);
 
 struct StatePlacement {
-  int ranks = 1;
+  int ranks = 1;      ///< that shard state, if any is
+  int machines = 1;   ///< with so many ranks each; every one has all state
   bool meet = false;  ///< whether there are collectives, also of one rank alone
   int rank = 0;       ///< whose plan it is; all ranks' plans have the same order of collectives
   /// Not 0: so many micro-batches of a step are summed in a tree over their number, for equal bits on any number of

@@ -18,7 +18,7 @@ std::unique_ptr<Engine> ready_engine(Session& session, Ranks& ranks, const std::
   progress("planning");
   phases.enter("plan");
   PlanOptions options = session.plan_options();
-  options.state.rank = ranks.rank();
+  options.state.rank = ranks.shard();
   options.snapshot = options.snapshot && ranks.leads();
   Plan plan = make_plan(session.parts(), options);
   ranks.need_same("plan", shared_text(plan));

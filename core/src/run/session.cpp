@@ -14,6 +14,7 @@
 #include "optimizer/update_traits.h"
 #include "quern/error.h"
 #include "run/options/run_schemas.h"
+#include "run/ranks/machines_communicator.h"
 #include "run/ranks/split_communicator.h"
 #include "transform/train_groups.h"
 
@@ -43,19 +44,32 @@ std::unique_ptr<Interface> make(const ResolvedConfig& config, PluginHost& host, 
 /// Null: none.
 std::unique_ptr<Communicator> make_communicator(const ResolvedConfig& config, PluginHost& host,
                                                 const ParallelOptions& parallel) {
-  const std::vector<std::string>& ids = config.ids("parallel");  // parallel.communicator first
-  std::vector<std::unique_ptr<Communicator>> parts;
-  parts.reserve(ids.size());
-  for (const std::string& id : ids)
-    parts.push_back(host.create<Communicator>(id, config.factory_values("parallel", id)));
-  if (parts.size() < 2) return parts.empty() ? nullptr : std::move(parts[0]);
-  auto number = [&](const std::string& id) {
-    return id == "none" ? 0 : static_cast<std::size_t>(std::find(ids.begin(), ids.end(), id) - ids.begin());
+  if (parallel.communicator == "none") return nullptr;
+  auto make = [&](const std::string& id) {
+    return host.create<Communicator>(id, config.factory_values("parallel", id));
   };
-  return std::make_unique<SplitCommunicator>(
-      std::move(parts), SplitCommunicator::Choice{.all_gather = number(parallel.all_gather),
-                                                  .reduce_scatter = number(parallel.reduce_scatter),
-                                                  .all_reduce = number(parallel.all_reduce)});
+  std::vector<std::string> ids = {parallel.communicator};
+  std::vector<std::unique_ptr<Communicator>> parts;
+  parts.push_back(make(ids[0]));
+  auto number = [&](const std::string& id) {
+    if (id == "none") return std::size_t{0};
+    const auto known = std::find(ids.begin(), ids.end(), id);
+    const auto at = static_cast<std::size_t>(known - ids.begin());
+    if (known == ids.end()) ids.push_back(id), parts.push_back(make(id));
+    return at;
+  };
+  const SplitCommunicator::Choice choice{.all_gather = number(parallel.all_gather),
+                                         .reduce_scatter = number(parallel.reduce_scatter),
+                                         .all_reduce = number(parallel.all_reduce)};
+  std::unique_ptr<Communicator> communicator;
+  if (parts.size() == 1)
+    communicator = std::move(parts[0]);
+  else
+    communicator = std::make_unique<SplitCommunicator>(std::move(parts), choice);
+  if (parallel.machines == 1) return communicator;
+  return std::make_unique<MachinesCommunicator>(
+      std::move(communicator), make(parallel.across == "none" ? parallel.communicator : parallel.across),
+      static_cast<int>(parallel.ranks), static_cast<int>(parallel.machines));
 }
 
 }  // namespace
@@ -267,7 +281,8 @@ PlanOptions Session::plan_options() const {
     if (shards == "ranks" && parallel.ranks > 1) placement.sharding = Sharding::ranks;
     return placement;
   };
-  options.state = {.ranks = static_cast<int>(parallel.ranks),
+  options.state = {.ranks = static_cast<int>(parallel.ranks / parallel.machines),
+                   .machines = static_cast<int>(parallel.machines),
                    .meet = communicator != nullptr,
                    .in_tree = parallel.reduction == "reproducible" ? train.accumulation : 0,
                    .master = placed(memory.master, parallel.shard_optimizer),

@@ -8,7 +8,7 @@
 #include "conformance/rank_processes.h"
 #include "conformance/report.h"
 #include "conformance/subject.h"
-#include "launch/rendezvous/rank_rendezvous.h"
+#include "launch/rendezvous/host_group.h"
 #include "quern/testkit/device_memory.h"
 
 namespace quern::conformance {

@@ -477,7 +477,8 @@ TEST_CASE("ranks of one machine get a folder of their own, as long as rank 0 liv
     HostGroup group(rank, 2, in(directory), kPatience);
     std::string path;
     {
-      const RankRendezvous rendezvous(group);
+      const RankRendezvous rendezvous(
+          {.rank = rank, .size = 2, .address = {}, .exchange = [&](std::string own) { return group.exchange(own); }});
       const Rendezvous got = rendezvous.get("memcpy");
       if (!got.address.starts_with("file:/") || !got.address.ends_with("/memcpy")) return got.address;
       path = std::filesystem::path(got.address.substr(5)).parent_path();

@@ -4,6 +4,8 @@
 
 #include <algorithm>
 #include <fstream>
+#include <utility>
+#include <vector>
 
 namespace quern {
 
@@ -20,19 +22,17 @@ std::string this_machine() {
 
 }  // namespace
 
-RankRendezvous::RankRendezvous(HostGroup& group) : group_(group) {
-  const std::vector<std::string> machines = group.exchange(this_machine());
-  if (std::count(machines.begin(), machines.end(), machines[0]) != group.size()) return;
-  if (group.rank() == 0) own_.emplace();
-  folder_ = group.exchange(own_ ? own_->path().string() : "")[0];
+RankRendezvous::RankRendezvous(Rendezvous ranks) : ranks_(std::move(ranks)) {
+  const std::vector<std::string> machines = ranks_.exchange(this_machine());
+  const bool on_one = std::count(machines.begin(), machines.end(), machines[0]) == ranks_.size;
+  if (on_one && ranks_.rank == 0) own_.emplace();
+  folder_ = ranks_.exchange(own_ ? own_->path().string() : "")[0];
 }
 
 Rendezvous RankRendezvous::get(const std::string& communicator) const {
-  return {.rank = group_.rank(),
-          .size = group_.size(),
-          .address = folder_.empty() ? "" : "file:" + folder_ + "/" + communicator,
-          .timeout = group_.timeout(),
-          .exchange = [&group = group_](std::string own) { return group.exchange(std::move(own)); }};
+  Rendezvous found = ranks_;
+  if (!folder_.empty()) found.address = "file:" + folder_ + "/" + communicator;
+  return found;
 }
 
 }  // namespace quern

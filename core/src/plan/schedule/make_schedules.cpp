@@ -362,6 +362,13 @@ class Maker {
                    {"all_gather", {{"counts", counts}}, {own}, {&plan_.tensor(names::kShardSquares, "", -1)}});
   }
 
+  /// Of what each machine has whole.
+  void add_shards_sum(RunSchedule& schedule) {
+    const auto squares = tensors_that([](const PlannedTensor& tensor) { return tensor.kind == names::kShardSquares; });
+    add_collective(
+        schedule, {"all_reduce", {{"reduction", std::string("sum")}, {"machines", std::int64_t{1}}}, squares, squares});
+  }
+
   std::vector<const PlannedTensor*> tensors_that(const std::function<bool(const PlannedTensor&)>& takes) const {
     std::vector<const PlannedTensor*> tensors;
     for (const PlannedTensor& tensor : plan_.tensors)
@@ -405,6 +412,11 @@ class Maker {
       case Meeting::sum_norms:
         if (in_tree()) {
           add_squares_gather(schedule);
+          break;
+        }
+        if (plan_.options.state.machines > 1) {
+          add_all_reduce(schedule, {&plan_.tensor(names::kLossStats, "", -1)}, "sum");
+          add_shards_sum(schedule);
           break;
         }
         add_all_reduce(schedule, tensors_that([&](const PlannedTensor& tensor) {

@@ -15,7 +15,8 @@ std::string writing(std::int64_t step) { return "writing step " + std::to_string
 class Checkpoints::Saving final : public SavingRanks {
  public:
   explicit Saving(Ranks& ranks) : ranks_(ranks) {}
-  RankFile file() const override { return {ranks_.rank(), ranks_.size()}; }
+  RankFile file() const override { return {ranks_.shard(), ranks_.shards()}; }
+  bool writes() const override { return ranks_.rank() < ranks_.shards(); }
   std::string from_leader(const std::function<std::string()>& make) override {
     return ranks_.from_leader("opening a checkpoint", make);
   }

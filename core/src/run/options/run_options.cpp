@@ -152,6 +152,13 @@ OptionTable<ParallelOptions> parallel_options() {
       .at_most(kMostRanks);
   t.add("communicator", &ParallelOptions::communicator,
         "id of the plugin through which ranks exchange data; none: for one rank");
+  t.add("machines", &ParallelOptions::machines,
+        "groups of as many ranks each, numbered one behind the other; shard_ keys then shard state over the ranks of a "
+        "group, and each group has all of it")
+      .at_least(1)
+      .at_most(kMostRanks);
+  t.add("across", &ParallelOptions::across,
+        "id of the communicator between groups of ranks; none: parallel.communicator");
   t.add("collectives.all_gather", &ParallelOptions::all_gather,
         "id of another communicator for all-gathers of weights; none: parallel.communicator");
   t.add("collectives.reduce_scatter", &ParallelOptions::reduce_scatter, "the same for reduce-scatters of gradients");

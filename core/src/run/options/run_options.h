@@ -94,7 +94,9 @@ bool chooses(const MemoryOptions& memory);
 /// [parallel]
 struct ParallelOptions {
   std::int64_t ranks = 1;
+  std::int64_t machines = 1;  ///< of as many ranks each
   std::string communicator = "none";
+  std::string across = "none";          ///< "none" or the id of the communicator between machines
   std::string all_gather = "none";  ///< this and two below: "none" or another communicator's id
   std::string reduce_scatter = "none";
   std::string all_reduce = "none";

@@ -163,7 +163,7 @@ SectionSchema parallel_section() {
       section_of("parallel", "How many devices a run uses, and which state is sharded over them.", parallel_options());
   schema.plugin_kind = "communicator";
   schema.plugin_keys = {"communicator", "collectives.all_gather", "collectives.reduce_scatter",
-                        "collectives.all_reduce"};
+                        "collectives.all_reduce", "across"};
   schema.no_plugin = {"none"};
   schema.preset_key = "zero";
   schema.presets = stages_of_zero();
@@ -177,6 +177,18 @@ SectionSchema parallel_section() {
       findings.emplace_back("communicator", "found \"none\" with " +
                                                 (ranks > 0 ? std::to_string(ranks) : "all devices'") +
                                                 " ranks, expected the id of a communicator, or parallel.ranks = 1");
+    const auto machines = values.get<std::int64_t>("machines");
+    if (machines > 1 && (ranks == 0 || ranks % machines != 0 || ranks == machines))
+      findings.emplace_back("machines",
+                            "found " + std::to_string(machines) + " with " + std::to_string(ranks) +
+                                " ranks, expected a divisor of parallel.ranks, with two ranks or more each");
+    if (machines > 1 && values.get<std::string>("reduction") != "fast")
+      findings.emplace_back("machines", "found " + std::to_string(machines) +
+                                            " with reduction = \"reproducible\", expected 1, or parallel.reduction = "
+                                            "\"fast\"");
+    if (machines == 1 && values.get<std::string>("across") != "none")
+      findings.emplace_back("across", "found \"" + values.get<std::string>("across") +
+                                          "\" with machines = 1, expected \"none\", or parallel.machines of 2 or more");
     const auto zero = static_cast<std::size_t>(values.get<std::int64_t>("zero"));
     auto found = [&](const char* key) {
       const bool by_preset = stages_of_zero()[zero].contains(key);

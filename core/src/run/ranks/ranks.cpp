@@ -10,6 +10,7 @@
 #include "base/shorten.h"
 #include "launch/starter_link.h"
 #include "quern/error.h"
+#include "run/ranks/machines_communicator.h"
 #include "run/ranks/watchdog.h"
 
 namespace quern {
@@ -73,12 +74,20 @@ void serve(Engine& engine, const std::string& request) {
 }  // namespace
 
 Ranks::Ranks(const Session& session)
-    : place_(place_in(session)), directory_(session.log.directory), unwinding_(std::uncaught_exceptions()) {
+    : place_(place_in(session)),
+      machines_(static_cast<int>(session.parallel.machines)),
+      directory_(session.log.directory),
+      unwinding_(std::uncaught_exceptions()) {
   if (place_.size == 1) return;
   const MeetingPoint point = MeetingPoint::of(
       place_, session.log.directory, [](const char* name) { return static_cast<const char*>(std::getenv(name)); });
   hosts_ = std::make_unique<HostGroup>(place_.rank, place_.size, point, session.parallel.timeout);
-  rendezvous_ = std::make_unique<RankRendezvous>(*hosts_);
+  rendezvous_ = std::make_unique<RankRendezvous>(
+      Rendezvous{.rank = place_.rank,
+                 .size = place_.size,
+                 .address = {},
+                 .timeout = hosts_->timeout(),
+                 .exchange = [this](std::string own) { return hosts_->exchange(std::move(own)); }});
   watchdog_ = std::make_unique<Watchdog>(*hosts_, directory_);
 }
 
@@ -208,11 +217,11 @@ void Ranks::connect(Communicator& communicator, Device& device) {
   Rendezvous rendezvous = rendezvous_ ? rendezvous_->get(communicator.traits().id) : Rendezvous{};
   rendezvous.timeout += kLater;
   communicator.connect(rendezvous, device);
-  if (communicator.rank() != place_.rank || communicator.size() != place_.size)
+  if (communicator.rank() != shard() || communicator.size() != shards())
     throw Error(ErrorCode::communication, {.where = name_of(communicator),
                                            .what = "connected as another rank than it was asked to be",
                                            .found = place_of(communicator.rank(), communicator.size()),
-                                           .expected = place_of(place_.rank, place_.size),
+                                           .expected = place_of(shard(), shards()),
                                            .next = "this is a fault in the plugin; please report it to its author"});
   communicator.barrier();
   rendezvous_.reset();  // its folder goes, so that ranks that are killed later leave none
@@ -222,7 +231,8 @@ void Ranks::join(Communicator& communicator, Device& device, Engine& engine) {
   together();
   if (watchdog_) watchdog_->connecting(communicator);
   connect(communicator, device);
-  engine.join(communicator);
+  const auto* levels = dynamic_cast<MachinesCommunicator*>(&communicator);
+  engine.join(communicator, levels ? &levels->inside() : nullptr);
   communicator.barrier();
   if (watchdog_) watchdog_->connected(engine.progress());
 }

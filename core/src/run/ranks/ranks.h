@@ -30,6 +30,9 @@ class Ranks {
 
   int rank() const { return place_.rank; }
   int size() const { return place_.size; }
+  /// Ranks of a machine share state, and each machine has all of it; this rank's place in its machine.
+  int shards() const { return place_.size / machines_; }
+  int shard() const { return place_.rank % shards(); }
   /// Whether this is rank 0, which alone writes to the run directory and to the console.
   bool leads() const { return place_.rank == 0; }
 
@@ -92,6 +95,7 @@ class Ranks {
   void follow(Engine& engine);
 
   RankPlace place_;
+  int machines_;
   std::string directory_;  // of the run
   std::unique_ptr<HostGroup> hosts_;
   std::unique_ptr<RankRendezvous> rendezvous_;

@@ -2,19 +2,14 @@
 // Several communicators as one: some collectives go to another than the rest ([parallel.collectives]).
 
 #include <memory>
-#include <mutex>
-#include <optional>
-#include <string>
 #include <vector>
 
-#include "quern/communicator.h"
+#include "run/ranks/communicator_parts.h"
 
 namespace quern {
 
-/// What does not belong to a collective (a barrier, messages) goes to the first part. Each part connects by itself and
-/// knows all buffers. A fault of one part is the fault of all: who hears of it calls abort(), which may take time, for
-/// streams that wait in other parts.
-class SplitCommunicator final : public Communicator {
+/// What does not belong to a collective (a barrier, messages) goes to the first part.
+class SplitCommunicator final : public CommunicatorParts {
  public:
   /// Numbers of parts.
   struct Choice {
@@ -22,14 +17,10 @@ class SplitCommunicator final : public Communicator {
   };
   SplitCommunicator(std::vector<std::unique_ptr<Communicator>> parts, const Choice& choice);
 
-  /// What holds of all parts, or is needed by one; the id names them all: "nccl+memcpy".
-  const CommunicatorTraits& traits() const override { return traits_; }
   int rank() const override { return first().rank(); }
   int size() const override { return first().size(); }
 
   void connect(const Rendezvous& rendezvous, Device& device) override;
-  void register_buffer(void* memory, std::size_t bytes) override;
-  void unregister_buffer(void* memory) override;
   void barrier() override { first().barrier(); }
 
   void all_reduce(const View& in_out, Reduction reduction, Stream stream) override;
@@ -40,17 +31,10 @@ class SplitCommunicator final : public Communicator {
   void send(const View& in, int to, Stream stream) override;
   void receive(const View& out, int from, Stream stream) override;
 
-  std::optional<std::string> error() override;
-  void abort() noexcept override;
-
  private:
-  Communicator& first() const { return *parts_[0]; }
+  Communicator& first() const { return part(0); }
 
-  const std::vector<std::unique_ptr<Communicator>> parts_;
   const Choice choice_;
-  CommunicatorTraits traits_;
-  std::mutex mutex_;  // of fault_
-  std::optional<std::string> fault_;
 };
 
 }  // namespace quern
