@@ -236,6 +236,7 @@ void loss_stats_cases(const OpRunner& runner) {
     };
     op().out(DType::f64, {4}, {1e-6, 1e-6}).run(runner);
     op().sum(DType::f64, {4}, {1e-6, 1e-6}).run(runner);
+    op().in(normal(kF32, {tokens}, 3)).sum(DType::f64, {4}, {1e-6, 1e-6}).run(runner);
     OpComparison term("loss_stats", {{"weight", 0.25}, {"counts", std::int64_t{0}}});
     term.in(normal(kF32, {tokens}, 1)).in(integers(tokens, -1, 3, 2)).sum(DType::f64, {4}, {1e-6, 1e-6}).run(runner);
   }

@@ -68,6 +68,72 @@ void embedding_cases(const OpRunner& runner) {
   }
 }
 
+void token_rows_cases(const OpRunner& runner) {
+  struct Shape {
+    std::int64_t rows, sequence, columns, tokens;
+  };
+  for (Shape s : {Shape{1, 2, 1, 1}, Shape{3, 5, 7, 2}, Shape{17, 9, 130, 1}, Shape{2, 50, 64, 5}})
+    for (DType dtype : kDtypes) {
+      const Geometry geometry{s.rows, s.sequence};
+      const Extents all{geometry.tokens(), s.columns}, tokens{s.tokens, s.columns}, row{s.rows, s.columns};
+      const Extents others{s.rows * (s.sequence - s.tokens), s.columns};
+      OpComparison("prepend", {}, geometry)
+          .in(normal(dtype, others, 1))
+          .in(normal(dtype, tokens, 2))
+          .out(dtype, all, {})
+          .run(runner);
+      for (DType sum : kDtypes) {
+        const Tolerance tolerance = one_step(sum, 1e-5);  // up to 17 terms, in one order but in fp32 or fp64
+        auto gradient = [&] {
+          OpComparison op("prepend_grad", {{"tokens", s.tokens}}, geometry);
+          op.in(normal(dtype, all, 3)).out(dtype, others, {});
+          return op;
+        };
+        gradient().out(sum, tokens, tolerance).run(runner);
+        gradient().sum(sum, tokens, tolerance).run(runner);
+        gradient().unread(sum, tokens).run(runner);
+      }
+      for (const auto& [first, count] :
+           {std::pair<std::int64_t, std::int64_t>{0, 1}, {s.tokens, 0}, {1, s.sequence - 1}}) {
+        const Attributes attributes{{"first", first}, {"count", count}};
+        OpComparison("row_mean", attributes, geometry)
+            .in(normal(dtype, all, 4))
+            .out(dtype, row, one_step(dtype, 1e-5))
+            .run(runner);
+        OpComparison("row_mean_grad", attributes, geometry)
+            .in(normal(dtype, row, 5))
+            .out(dtype, all, one_step(dtype, 1e-6))
+            .run(runner);
+      }
+    }
+}
+
+void class_loss_cases(const OpRunner& runner) {
+  for (const auto& [rows, classes] :
+       {std::pair<std::int64_t, std::int64_t>{1, 2}, {7, 10}, {33, 45}, {5, 1000}, {3, 21843}})
+    for (DType dtype : kDtypes)
+      for (double smoothing : {0.0, 0.1}) {
+        const Attributes attributes{{"smoothing", smoothing}};
+        auto logits = [&] { return normal(dtype, {rows, classes}, 1, 3); };
+        auto labels = [&] { return integers(rows, -1, classes, 2); };
+        // Sums of thousands of terms in fp32, of losses of about 10.
+        OpComparison("class_loss", attributes)
+            .in(logits())
+            .in(labels())
+            .out(kF32, {rows}, {1e-5, 1e-4})
+            .out(kF32, {rows}, {})
+            .run(runner);
+        OpComparison("class_loss_grad", attributes)
+            .in(normal(kF32, {rows}, 3))
+            .in(logits())
+            .in(labels())
+            .out(dtype, {rows, classes}, one_step(dtype, 1e-5))
+            .run(runner);
+      }
+  for (std::int64_t count : {1, 257})
+    OpComparison("weigh").in(normal(kF32, {count}, 1)).in(normal(kF32, {count}, 2)).out(kF32, {count}, {}).run(runner);
+}
+
 void rms_norm_cases(const OpRunner& runner) {
   for (const Extents& size : kRows) {
     for (DType dtype : kDtypes) {

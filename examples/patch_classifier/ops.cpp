@@ -25,9 +25,9 @@ void store(const View& view, std::int64_t i, float value) {
 
 /// Adds up in its scratch, which the core gives to each launch: a kernel that keeps none of its own may run on several
 /// streams at once. `query` states the size.
-class RowMean final : public Kernel {
+class PatchMean final : public Kernel {
  public:
-  explicit RowMean(const Geometry& geometry) : geometry_(geometry) {}
+  explicit PatchMean(const Geometry& geometry) : geometry_(geometry) {}
   void launch(std::span<const View> in, std::span<const View> out, const Exec& exec) const override {
     const std::int64_t columns = in[0].columns(), sequence = geometry_.sequence;
     auto* sums = static_cast<float*>(exec.workspace);
@@ -46,9 +46,9 @@ class RowMean final : public Kernel {
   Geometry geometry_;
 };
 
-class RowMeanGradient final : public Kernel {
+class PatchMeanGradient final : public Kernel {
  public:
-  explicit RowMeanGradient(const Geometry& geometry) : geometry_(geometry) {}
+  explicit PatchMeanGradient(const Geometry& geometry) : geometry_(geometry) {}
   void launch(std::span<const View> in, std::span<const View> out, const Exec&) const override {
     const std::int64_t columns = in[0].columns(), sequence = geometry_.sequence;
     for (std::int64_t i = 0; i < geometry_.tokens() * columns; ++i)
@@ -59,8 +59,8 @@ class RowMeanGradient final : public Kernel {
   Geometry geometry_;
 };
 
-/// class_loss(logits, labels) -> loss, and class_loss_grad(dloss, logits, labels) -> dlogits: the target of a class is
-/// (1 - smoothing) where it is the label, and smoothing / K more. A label of -1 does not count.
+/// smooth_loss(logits, labels) -> loss, and smooth_loss_grad(dloss, logits, labels) -> dlogits: the target of a class
+/// is (1 - smoothing) where it is the label, and smoothing / K more. A label of -1 does not count.
 class ClassLoss final : public Kernel {
  public:
   ClassLoss(bool gradient, double smoothing) : gradient_(gradient), smoothing_(smoothing) {}
@@ -97,6 +97,36 @@ class ClassLoss final : public Kernel {
   double smoothing_;
 };
 
+/// The running mean of the pooled rows, a state (C): pooled_sums(x (B, C)) -> (C + 1) f64 adds up over the
+/// micro-batches and ranks of a step, the number of rows last; advance_mean(mean, sums) runs once per step; centred(x,
+/// mean) -> x - mean.
+class RunningMean final : public Kernel {
+ public:
+  explicit RunningMean(const OpInstance& op)
+      : kind_(op.kind), add_(op.outputs[0].accumulate), momentum_(op.attributes.real_or("momentum", 0)) {}
+  void launch(std::span<const View> in, std::span<const View> out, const Exec&) const override {
+    const std::int64_t columns = in[0].columns(), count = in[0].count();
+    if (kind_ == "advance_mean") {
+      const double* sums = in[1].as<double>();
+      for (std::int64_t c = 0; c < count; ++c)
+        in[0].as<float>()[c] =
+            static_cast<float>(momentum_ * in[0].as<float>()[c] + (1 - momentum_) * sums[c] / sums[count]);
+    } else if (kind_ == "centred") {
+      for (std::int64_t i = 0; i < count; ++i) store(out[0], i, load(in[0], i) - in[1].as<float>()[i % columns]);
+    } else {
+      auto* sums = out[0].as<double>();
+      if (!add_) std::fill_n(sums, columns + 1, 0.0);
+      for (std::int64_t i = 0; i < count; ++i) sums[i % columns] += load(in[0], i);
+      sums[columns] += static_cast<double>(in[0].rows());
+    }
+  }
+
+ private:
+  std::string kind_;
+  bool add_;
+  double momentum_;
+};
+
 void need_float(const OpInstance& op, const Operand& operand) {
   if (operand.dtype != DType::f32 && operand.dtype != DType::bf16)
     throw Error(ErrorCode::config, {.where = op.kind + " on the cpu device",
@@ -109,9 +139,10 @@ void need_float(const OpInstance& op, const Operand& operand) {
 std::unique_ptr<Kernel> prepare(const OpInstance& op) {
   need_float(op, op.inputs[0]);
   need_float(op, op.outputs[0]);
-  if (op.kind == "row_mean") return std::make_unique<RowMean>(op.geometry);
-  if (op.kind == "row_mean_grad") return std::make_unique<RowMeanGradient>(op.geometry);
-  return std::make_unique<ClassLoss>(op.kind == "class_loss_grad", op.attributes.real("smoothing"));
+  if (op.kind == "patch_mean") return std::make_unique<PatchMean>(op.geometry);
+  if (op.kind == "patch_mean_grad") return std::make_unique<PatchMeanGradient>(op.geometry);
+  if (op.kind == "centred" || op.kind == "pooled_sums") return std::make_unique<RunningMean>(op);
+  return std::make_unique<ClassLoss>(op.kind == "smooth_loss_grad", op.attributes.real("smoothing"));
 }
 
 void give(InferContext& c, Shape shape, DType dtype) {
@@ -122,7 +153,7 @@ void give(InferContext& c, Shape shape, DType dtype) {
 }  // namespace
 
 void add_ops(Manifest& manifest) {
-  manifest.ops.push_back({.kind = "row_mean",
+  manifest.ops.push_back({.kind = "patch_mean",
                           .inputs = {"x"},
                           .outputs = {"mean"},
                           .infer =
@@ -131,13 +162,13 @@ void add_ops(Manifest& manifest) {
                                   c.refuse(0, "(N, C)");
                                 give(c, {Dim::rows(), c.inputs[0]->shape[1]}, c.inputs[0]->dtype);
                               },
-                          .backward = [](BackwardContext& b) { b.emit("row_mean_grad", {b.output_grad()}, {0}); }});
+                          .backward = [](BackwardContext& b) { b.emit("patch_mean_grad", {b.output_grad()}, {0}); }});
   manifest.ops.push_back(
-      {.kind = "row_mean_grad", .inputs = {"dmean"}, .outputs = {"dx"}, .infer = [](InferContext& c) {
+      {.kind = "patch_mean_grad", .inputs = {"dmean"}, .outputs = {"dx"}, .infer = [](InferContext& c) {
          give(c, {Dim::tokens(), c.inputs[0]->shape[1]}, c.inputs[0]->dtype);
        }});
   manifest.ops.push_back(
-      {.kind = "class_loss",
+      {.kind = "smooth_loss",
        .inputs = {"logits", "labels"},
        .outputs = {"loss"},
        .infer =
@@ -147,14 +178,36 @@ void add_ops(Manifest& manifest) {
            },
        .backward =
            [](BackwardContext& b) {
-             b.emit("class_loss_grad", {b.output_grad(), b.input(0), b.input(1)}, {0}, b.op().attributes);
+             b.emit("smooth_loss_grad", {b.output_grad(), b.input(0), b.input(1)}, {0}, b.op().attributes);
            }});
-  manifest.ops.push_back({.kind = "class_loss_grad",
+  manifest.ops.push_back({.kind = "smooth_loss_grad",
                           .inputs = {"dloss", "logits", "labels"},
                           .outputs = {"dlogits"},
                           .infer = [](InferContext& c) { give(c, c.inputs[1]->shape, c.inputs[1]->dtype); }});
-  manifest.kernels.push_back({"cpu", "row_mean", prepare, RowMean::query});
-  for (const char* op : {"row_mean_grad", "class_loss", "class_loss_grad"})
+  manifest.ops.push_back({.kind = "pooled_sums",
+                          .inputs = {"x"},
+                          .outputs = {"sums"},
+                          .infer = [](InferContext& c) { give(c, {c.inputs[0]->shape[1].fixed + 1}, DType::f64); },
+                          .statistics = true});
+  manifest.ops.push_back({.kind = "centred",
+                          .inputs = {"x", "mean"},
+                          .outputs = {"y"},
+                          .infer =
+                              [](InferContext& c) {
+                                if (c.inputs[1]->shape != Shape{c.inputs[0]->shape[1]})
+                                  c.refuse(1, "a mean of columns");
+                                give(c, c.inputs[0]->shape, c.inputs[0]->dtype);
+                              },
+                          .backward = [](BackwardContext& b) { b.set_input_grad(0, b.output_grad()); }});
+  manifest.ops.push_back({.kind = "advance_mean",
+                          .inputs = {"mean", "sums"},
+                          .outputs = {"advanced"},
+                          .infer = [](InferContext& c) { give(c, c.inputs[0]->shape, c.inputs[0]->dtype); },
+                          .updates = {{0, 0}}});
+  manifest.kernels.push_back({"cpu", "patch_mean", prepare, PatchMean::query});
+  manifest.kernels.push_back(
+      {"cpu", "advance_mean", [](const OpInstance& op) { return std::make_unique<RunningMean>(op); }});
+  for (const char* op : {"patch_mean_grad", "smooth_loss", "smooth_loss_grad", "pooled_sums", "centred"})
     manifest.kernels.push_back({"cpu", op, prepare});
 }
 

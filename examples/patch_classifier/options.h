@@ -17,6 +17,7 @@ struct Options {
   double layer_norm_eps = 1e-6;
   double initializer_range = 0.02;
   double label_smoothing = 0.1;
+  double centre_momentum = 0.9;
 };
 
 inline quern::OptionTable<Options> options() {
@@ -42,6 +43,9 @@ inline quern::OptionTable<Options> options() {
   t.add("label_smoothing", &Options::label_smoothing, "share of the target that all classes get alike")
       .at_least(0)
       .at_most(0.999);
+  t.add("centre_momentum", &Options::centre_momentum, "share of the mean that a step keeps; 1: it stays 0")
+      .at_least(0)
+      .at_most(1);
   return t;
 }
 

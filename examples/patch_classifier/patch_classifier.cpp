@@ -85,13 +85,20 @@ void PatchClassifier::block(ProgramBuilder& b, std::int64_t /*layer*/) const {
   b.output(b.add(x, b.linear(hidden, "down.weight", "down"), "ffn_residual"));
 }
 
-// One loss for each row, so the input "targets" is (B): one label a row, each below num_labels.
+// One loss for each row, so the input "targets" is (B): one label a row, each below num_labels. The mean of the pooled
+// rows, over about 1 / (1 - centre_momentum) steps, is a state of the head, which is subtracted before the classifier.
 void PatchClassifier::head(ProgramBuilder& b) const {
   ValueId normed = b.layer_norm(b.stream(o_.hidden_size), "norm.weight", "norm.bias", o_.layer_norm_eps, "norm");
-  ValueId pooled = b.op("row_mean", {normed}, "pooled")[0];
-  ValueId logits = b.linear(pooled, "classifier.weight", "logits", "classifier.bias");
+  ValueId pooled = b.op("patch_mean", {normed}, "pooled")[0];
+  ValueId mean = b.state({.name = "mean",
+                          .extents = {o_.hidden_size},
+                          .advance = "advance_mean",
+                          .attributes = {{"momentum", o_.centre_momentum}}});
+  b.advance_by(mean, b.op("pooled_sums", {pooled}, "pooled_sums")[0]);
+  ValueId centred = b.op("centred", {pooled, mean}, "centred")[0];
+  ValueId logits = b.linear(centred, "classifier.weight", "logits", "classifier.bias");
   ValueId labels = b.input("targets", {Dim::rows()}, DType::i32, o_.num_labels);
-  b.output(b.op("class_loss", {logits, labels}, "loss", {{"smoothing", o_.label_smoothing}})[0]);
+  b.output(b.op("smooth_loss", {logits, labels}, "loss", {{"smoothing", o_.label_smoothing}})[0]);
 }
 
 std::string PatchClassifier::hf_config() const {
@@ -106,6 +113,7 @@ std::string PatchClassifier::hf_config() const {
   fields.set("layer_norm_eps", o_.layer_norm_eps);
   fields.set("initializer_range", o_.initializer_range);
   fields.set("label_smoothing", o_.label_smoothing);
+  fields.set("centre_momentum", o_.centre_momentum);
   return write_hf_config(hf_model(), fields);
 }
 

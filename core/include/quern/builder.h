@@ -59,6 +59,12 @@ class ProgramBuilder {
   ValueId targets();    ///< input "targets", (N) i32, -1 where the token does not count
   ValueId positions();  ///< input "positions", (N) i32, position in its document
   ValueId parameter(std::string_view name);
+  /// A state of this program, f32, which `spec.advance` alone changes, once per optimizer step. `statistics` of the
+  /// spec stay empty; `advance_by` names them.
+  ValueId state(StateSpec spec);
+  /// What the state advances by: f32 or f64, made by an op whose outputs are statistics (OpSpec::statistics). In
+  /// training its sum over the micro-batches and ranks of a step is input 1 of the state's op.
+  void advance_by(ValueId state, ValueId statistics);
 
   // ---- vocabulary; `weight` and `bias` are parameter names; `name` names the result ----
   ValueId embedding(ValueId tokens, std::string_view weight, std::string name = "embedded");
@@ -85,6 +91,15 @@ class ProgramBuilder {
   /// Cross-entropy of logits x W^T against the targets, in chunks of logits. -> (N) f32 per token. With a cap above 0
   /// logits l become cap tanh(l / cap).
   ValueId lm_loss(ValueId x, std::string_view weight, std::string name = "token_loss", double cap = 0);
+  /// Cross-entropy of logits (rows, classes) against a label for each row, -1 where it does not count. -> (rows) f32.
+  /// Of the target, `smoothing` is spread over all classes and the rest is on the label.
+  ValueId class_loss(ValueId logits, ValueId labels, double smoothing, std::string name = "class_loss");
+  /// x times factors of its shape, both f32, of which the factors get no gradient: losses with weights.
+  ValueId weigh(ValueId x, ValueId factors, std::string name);
+  /// Puts the parameter's K tokens first in each row. (N - K B, width) -> (N, width)
+  ValueId prepend(ValueId x, std::string_view tokens, std::string name);
+  /// The mean over `count` tokens of each row from token `first` on; count 0: over all from there on. (N, C) -> (B, C)
+  ValueId row_mean(ValueId x, std::int64_t first, std::int64_t count, std::string name);
   /// Any op kind, custom ones included; outputs are named after `name`.
   std::vector<ValueId> op(std::string kind, std::vector<ValueId> inputs, const std::string& name,
                           Attributes attributes = {});

@@ -117,6 +117,7 @@ struct OpSpec {
     bool z_loss = false;  ///< attribute `z_loss`, of train.z_loss
     bool chunk = false;   ///< attribute `chunk`, of train.loss_chunk
     bool logits = false;  ///< inputs 0 and 1 are x and W of logits x W^T, for samples, texts and logits
+    int correct = -1;     ///< output: f32, 1 for each target that was predicted right; -1: there is none
   };
   Loss loss = {};
 

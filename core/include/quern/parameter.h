@@ -31,6 +31,7 @@ struct ParameterPart {
   std::vector<std::int32_t> row_order = {};
   bool transposed = false;  ///< the tensor is (columns, rows)
   double offset = 0;        ///< the stored value is the tensor's plus this
+  Extents shape = {};       ///< the tensor's, of as many elements in the same order; empty: (rows, columns) or (rows)
   bool as_stored() const { return row_order.empty() && !transposed && offset == 0; }
 
   bool optional = false;  ///< weights that a run starts from may lack it: it then has its initial values

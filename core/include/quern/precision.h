@@ -31,15 +31,6 @@ struct ProductSite {
   const Op* op = nullptr;      ///< loss: the original op, to be replaced by one with more inputs and attributes
 };
 
-/// Persistent state of one quantized tensor, separate for each layer: zero at first, checkpointed.
-struct StateRequest {
-  std::string name;  ///< unique in a layer
-  DType dtype = DType::f32;
-  Extents extents;
-  std::string advance;    ///< op kind that runs on it in place once per optimizer step; empty: none
-  Attributes attributes;  ///< of that op
-};
-
 /// How a backend emits ops. Equal requests return the same value, so two consumers share one quantization.
 class Lowering {
  public:
@@ -53,8 +44,8 @@ class Lowering {
                                     std::string name) = 0;
   /// Emits the op that computes the site's result.
   virtual void produce(std::string kind, std::vector<ValueId> inputs, Attributes attributes) = 0;
-  /// The state of that name as an operand; for training only.
-  virtual ValueId state(StateRequest request) = 0;
+  /// The state of that name as an operand, which ops may write; for training only.
+  virtual ValueId state(StateSpec spec) = 0;
   /// A working copy of a parameter in another format, computed from the master weights once per optimizer step by the
   /// op `kind` (for example quantize_rows); returns the op's outputs as parameter operands.
   virtual std::vector<ValueId> working_copy(std::string_view parameter, std::string kind, Attributes attributes) = 0;

@@ -48,6 +48,17 @@ struct Op {
   bool operator==(const Op&) const = default;
 };
 
+/// Persistent state of a program, separate for each layer: zero at first, kept in checkpoints, the same on all ranks.
+struct StateSpec {
+  std::string name = {};  ///< of the value; unique in a layer
+  DType dtype = DType::f32;
+  Extents extents = {};
+  std::string advance = {};     ///< op kind that runs on it in place once per optimizer step; empty: none
+  Attributes attributes = {};   ///< of that op
+  std::string statistics = {};  ///< value that the op reads as input 1: its sums over the step; empty: none
+  bool written = false;         ///< ops that read it may write it too, as ops of delayed scales do
+};
+
 /// Plain data; passes copy and rebuild it. `check_program` states the invariants.
 struct Program {
   std::string name;
@@ -55,7 +66,12 @@ struct Program {
   std::vector<Op> ops;
   std::vector<ValueId> inputs;   ///< boundary values from the previous program, in order
   std::vector<ValueId> outputs;  ///< values for the next program
+  std::vector<StateSpec> states = {};
 
+  /// Declares a state, once, and returns its value. States outside the layers have the program's name before theirs.
+  ValueId add_state(StateSpec spec);
+  /// The state of that name, or null.
+  const StateSpec* state(std::string_view name) const;
   ValueId add_value(Value value);
   /// The value of that name, or kNoValue.
   ValueId find(std::string_view name) const;

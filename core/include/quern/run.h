@@ -92,6 +92,7 @@ struct TensorPlace {
 struct DataLoss {
   std::string name;         ///< of the file; "validation" of a split that does not consist of token files
   double loss_sum = 0;      ///< nats, over all targets that count
+  double correct = 0;       ///< of these, those predicted right; only losses of classes say so
   double targets = 0;       ///< that count
   std::int64_t tokens = 0;  ///< in whole windows
   double seconds = 0;
@@ -172,7 +173,8 @@ class TrainingRun {
   std::vector<RunTensor> tensors() const;
   /// A tensor's elements, row-major; fp32 and bf16 only. All ranks call this together, and the functions below.
   std::vector<float> read(const std::string& tensor) const;
-  /// A tensor that is whole on this rank's device: not sharded, and not in an offload store. Waits for the device first.
+  /// A tensor that is whole on this rank's device: not sharded, and not in an offload store. Waits for the device
+  /// first.
   TensorPlace place(const std::string& tensor) const;
   /// Replaces all elements, rounded to the tensor's dtype, and renews the working copies.
   void write(const std::string& tensor, std::span<const float> values);

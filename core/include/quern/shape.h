@@ -23,7 +23,7 @@ struct Geometry {
 struct Dim {
   std::int64_t fixed = 0;
   std::int64_t per_token = 0;
-  std::int64_t per_row = 0;  ///< a row is one sequence of the micro-batch
+  std::int64_t per_row = 0;  ///< a row is one sequence of the micro-batch; below 0: less than all tokens
 
   Dim() = default;
   Dim(std::int64_t size) : fixed(size) {}  // NOLINT: a plain number is a dimension

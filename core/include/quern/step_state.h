@@ -28,7 +28,8 @@ static_assert(sizeof(StepState) == 64);
 struct LossStats {
   double loss_sum = 0;  ///< nats, over valid target tokens
   double valid_tokens = 0;
-  double reserved[2] = {};
+  double correct = 0;  ///< of them those predicted right, where the loss says so (OpSpec::Loss::correct)
+  double reserved = 0;
 };
 static_assert(sizeof(LossStats) == 32);
 

@@ -1,5 +1,7 @@
 #include "quern/shape.h"
 
+#include <cstdlib>
+
 #include "quern/error.h"
 
 namespace quern {
@@ -7,7 +9,13 @@ namespace quern {
 Extents extents_at(const Shape& shape, const Geometry& geometry) {
   Extents extents;
   extents.reserve(shape.size());
-  for (const Dim& dim : shape) extents.push_back(dim.at(geometry));
+  for (const Dim& dim : shape) {
+    extents.push_back(dim.at(geometry));
+    if (extents.back() < 0)
+      throw Error(ErrorCode::config, {.where = "train.sequence",
+                                      .what = "fewer tokens in a row than the model adds",
+                                      .found = std::to_string(geometry.sequence) + ", of a value " + to_string(shape)});
+  }
   return extents;
 }
 
@@ -34,7 +42,9 @@ std::string to_string(const Shape& shape) {
     std::string terms;
     auto add = [&](std::int64_t count, const char* unit) {
       if (count == 0) return;
-      terms += (terms.empty() ? "" : " + ") + (count == 1 ? unit : std::to_string(count) + " " + unit);
+      if (!terms.empty()) terms += count < 0 ? " - " : " + ";
+      const std::int64_t size = terms.empty() ? count : std::abs(count);
+      terms += size == 1 ? unit : std::to_string(size) + " " + unit;
     };
     add(dim.per_token, "N");
     add(dim.per_row, "B");

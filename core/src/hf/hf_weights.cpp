@@ -131,6 +131,11 @@ std::string hf_tensor_name(const ParameterPart& part, std::int64_t layer) {
 }
 
 Extents hf_tensor_extents(const ParameterSpec& parameter, const ParameterPart& part) {
+  if (!part.shape.empty()) {
+    if (element_count(part.shape) != part.rows * parameter.columns())
+      fail_internal("parameter " + parameter.name, part.hf_name + " has a shape of other elements");
+    return part.shape;
+  }
   if (parameter.extents.size() == 1) return {part.rows};
   return part.transposed ? Extents{parameter.columns(), part.rows} : Extents{part.rows, parameter.columns()};
 }

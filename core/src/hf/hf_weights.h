@@ -57,7 +57,7 @@ std::string hf_tensor_name(const ParameterPart& part, std::int64_t layer);
 /// A part's values in the other form, whole: of the tensor from the stored form, and back.
 std::vector<float> hf_tensor_values(const ParameterPart& part, std::int64_t columns, const std::vector<float>& stored);
 std::vector<float> stored_values(const ParameterPart& part, std::int64_t columns, const std::vector<float>& tensor);
-/// (rows, columns), or (rows) of a vector; transposed if the part is.
+/// The part's shape; by default (rows, columns), or (rows) of a vector; transposed if the part is.
 Extents hf_tensor_extents(const ParameterSpec& parameter, const ParameterPart& part);
 
 }  // namespace quern

@@ -180,6 +180,8 @@ std::string to_console_line(const LogEvent& event) {
         .add_plain("step", "step ")
         .add("tokens", "", format_count, " tokens")
         .add("loss", "loss ", loss)
+        .add(
+            "accuracy", "accuracy ", [](double share) { return format_fixed(100 * share, 2); }, "%")
         .take();
   if (event.kind == "checkpoint") return Line(event).add("saved").add_plain("step", "step ").add_plain("path").take();
   if (event.kind == "spike") return spike_line(event);

@@ -74,14 +74,19 @@ class Layout : Reserve {
     }
   }
 
-  /// States that the precision backend asked for, one of each a layer.
+  /// States of programs, one of each a layer, side by side; then what they advance by.
   void lay_out_states() {
+    lay_out_states(TensorOwner::precision);
+    lay_out_states(TensorOwner::statistic);
+  }
+
+  void lay_out_states(TensorOwner owner) {
     auto states = [&](const Program& program, int layer) {
       for (const Value& value : program.values)
         if (value.role == Role::state && value.parameter.empty() && !plan_.find(value.name, "", -1) &&
-            !plan_.find(value.name, "", layer))
-          add_tensor(TensorOwner::precision, value.name, "", layer, value.dtype,
-                     extents_at(value.shape, plan_.options.geometry));
+            !plan_.find(value.name, "", layer) &&
+            (program.state(value.name) != nullptr) == (owner == TensorOwner::precision))
+          add_tensor(owner, value.name, "", layer, value.dtype, extents_at(value.shape, plan_.options.geometry));
     };
     for (const Program* program : {&plan_.head_train.program, &plan_.head_evaluate.program, &plan_.embed.program})
       states(*program, -1);

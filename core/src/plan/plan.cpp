@@ -26,6 +26,7 @@ std::string_view name_of(TensorOwner owner) {
     case TensorOwner::gradient: return "gradients";
     case TensorOwner::optimizer: return "optimizer state";
     case TensorOwner::precision: return "precision state";
+    case TensorOwner::statistic: return "statistics";
     case TensorOwner::input: return "inputs";
     case TensorOwner::observation: return "observations";
     case TensorOwner::result: return "results";

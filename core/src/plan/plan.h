@@ -93,7 +93,8 @@ enum class TensorOwner : std::uint8_t {
   working,
   gradient,
   optimizer,
-  precision,
+  precision,  ///< states of programs: the precision backend's, and the model's
+  statistic,  ///< what states of the model advance by: sums over a step
   input,
   observation,
   result,

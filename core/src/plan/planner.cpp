@@ -77,7 +77,7 @@ class Planner {
     if (!plan_.options.train) return;
     plan_.embed_backward = placed(set_.embed.backward);
     plan_.head_train = placed(set_.head.forward);
-    plan_.head_advance = placed(StatePrograms::advance(set_.head));
+    plan_.head_advance = placed(StatePrograms::advance({&set_.embed, &set_.head}));
   }
 
   LayerClass placed_class(const Stage& stage) {
@@ -92,7 +92,7 @@ class Planner {
     if (!plan_.options.train) return layer;
     layer.forward = placed(stage.forward);
     layer.backward = placed(stage.backward);
-    layer.advance = placed(StatePrograms::advance(stage));
+    layer.advance = placed(StatePrograms::advance({&stage}));
     // Scales and the like last: a transfer of them would take as long as one of some kilobytes.
     for (const bool movable : {true, false}) {
       for (const std::string& name : stage.split.saved) {
@@ -249,12 +249,13 @@ class Planner {
       refuse("optimizer.gradient", "reproducible sums of gradients need fp32",
              "set it to \"fp32\", or parallel.reduction = \"fast\"");
     auto advances = [](const Stage& stage) {
-      return std::any_of(stage.lowered.states.begin(), stage.lowered.states.end(),
-                         [](const StateRequest& state) { return !state.advance.empty(); });
+      return std::any_of(stage.lowered.joint.program.states.begin(), stage.lowered.joint.program.states.end(),
+                         [](const StateSpec& state) { return !state.advance.empty(); });
     };
     if (advances(set_.embed) || advances(set_.head) || std::any_of(set_.classes.begin(), set_.classes.end(), advances))
       refuse("parallel.reduction",
-             "delayed scales depend on the rank's micro-batches, so sums would differ from another number of ranks",
+             "delayed scales and states of the model depend on the rank's micro-batches, so sums would differ from "
+             "another number of ranks",
              "set activation_scaling and gradient_scaling of the precision to \"current\", \"row\", \"block\" or "
              "\"square\"");
   }

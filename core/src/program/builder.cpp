@@ -1,5 +1,6 @@
 #include "quern/builder.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "program/inputs.h"
@@ -132,6 +133,56 @@ ValueId ProgramBuilder::lm_loss(ValueId x, std::string_view weight, std::string 
   Attributes attributes;
   if (cap != 0) attributes.set("cap", cap);
   return op("lm_loss", {x, parameter(weight), targets()}, std::move(name), std::move(attributes))[0];
+}
+
+ValueId ProgramBuilder::class_loss(ValueId logits, ValueId labels, double smoothing, std::string name) {
+  return op("class_loss", {logits, labels}, std::move(name), {{"smoothing", smoothing}})[0];
+}
+
+ValueId ProgramBuilder::weigh(ValueId x, ValueId factors, std::string name) {
+  return op("weigh", {x, factors}, std::move(name))[0];
+}
+
+ValueId ProgramBuilder::prepend(ValueId x, std::string_view tokens, std::string name) {
+  return op("prepend", {x, parameter(tokens)}, std::move(name))[0];
+}
+
+ValueId ProgramBuilder::row_mean(ValueId x, std::int64_t first, std::int64_t count, std::string name) {
+  return op("row_mean", {x}, std::move(name), {{"first", first}, {"count", count}})[0];
+}
+
+ValueId ProgramBuilder::state(StateSpec spec) {
+  const std::string name = spec.name;
+  auto refuse = [&](const std::string& what, const std::string& found, const std::string& expected) {
+    throw Error(
+        ErrorCode::config,
+        {.where = "program " + program_.name + ", state " + name, .what = what, .found = found, .expected = expected});
+  };
+  if (spec.dtype != DType::f32) refuse("its dtype", std::string(name_of(spec.dtype)), "f32");
+  if (!spec.statistics.empty() || spec.written)
+    refuse("says what it advances by, or that ops write it", spec.statistics, "advance_by, and neither of these");
+  if (!spec.advance.empty() && context_.ops->at(spec.advance).updates != std::vector<std::pair<int, int>>{{0, 0}})
+    refuse("op " + spec.advance + " does not update it", "other `updates`", "output 0 is input 0");
+  if (program_.find(name) != kNoValue) refuse("the program has a value of that name", name, "another name");
+  return program_.add_state(std::move(spec));
+}
+
+void ProgramBuilder::advance_by(ValueId state, ValueId statistics) {
+  Value& sums = program_[statistics];
+  const int producer = program_.producer(statistics);
+  const bool are_sums =
+      producer >= 0 && context_.ops->at(program_.ops[static_cast<std::size_t>(producer)].kind).statistics;
+  auto spec = std::find_if(program_.states.begin(), program_.states.end(),
+                           [&](const StateSpec& known) { return known.name == program_[state].name; });
+  const bool is_real = sums.dtype == DType::f32 || sums.dtype == DType::f64;
+  if (spec == program_.states.end() || !are_sums || !is_real || sums.role == Role::state)
+    throw Error(ErrorCode::config, {.where = "program " + program_.name,
+                                    .what = "no state advances by this",
+                                    .found = program_[state].name + " by " + sums.name,
+                                    .expected = "a value of state(), and f32 or f64 statistics of an op of its own"});
+  if (program_.name == "embed" || program_.name == "head") sums.name = program_.name + "." + sums.name;
+  sums.role = Role::state;
+  spec->statistics = sums.name;
 }
 
 void ProgramBuilder::add_loss(ValueId value, double weight) {

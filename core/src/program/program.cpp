@@ -17,6 +17,22 @@ ValueId Program::add_value(Value value) {
   return static_cast<ValueId>(values.size() - 1);
 }
 
+ValueId Program::add_state(StateSpec spec) {
+  if (name == "embed" || name == "head") spec.name = name + "." + spec.name;
+  if (state(spec.name)) return find(spec.name);
+  states.push_back(spec);
+  return add_value({.name = spec.name,
+                    .shape = Shape(spec.extents.begin(), spec.extents.end()),
+                    .dtype = spec.dtype,
+                    .role = Role::state});
+}
+
+const StateSpec* Program::state(std::string_view wanted) const {
+  const auto it =
+      std::find_if(states.begin(), states.end(), [&](const StateSpec& spec) { return spec.name == wanted; });
+  return it == states.end() ? nullptr : &*it;
+}
+
 ValueId Program::find(std::string_view wanted) const {
   for (std::size_t i = 0; i < values.size(); ++i)
     if (values[i].name == wanted) return static_cast<ValueId>(i);

@@ -207,6 +207,7 @@ DataLoss total_of(const std::vector<DataLoss>& losses) {
   DataLoss total{.name = "total"};
   for (const DataLoss& loss : losses) {
     total.loss_sum += loss.loss_sum;
+    total.correct += loss.correct;
     total.targets += loss.targets;
     total.tokens += loss.tokens;
     total.seconds += loss.seconds;

@@ -229,6 +229,8 @@ const std::vector<OpFamily>& op_families() {
       {"matmul of 8 bits, forms", testkit::matmul_8bit_form_cases},
       {"transpose, cast", testkit::conversion_cases},
       {"embedding", testkit::embedding_cases},
+      {"tokens and rows", testkit::token_rows_cases},
+      {"class_loss", testkit::class_loss_cases},
       {"rms_norm", testkit::rms_norm_cases},
       {"layer_norm", testkit::layer_norm_cases},
       {"rope, head_norm", testkit::head_cases},

@@ -65,7 +65,7 @@ ProductRun::ProductRun(PluginHost& host, const PrecisionBackend& backend, Device
     OpSupport support = device.query(instantiate(program, op, geometry_, read_));
     if (!support.refusal.empty()) throw Error(ErrorCode::config, {.where = "device cpu", .what = support.refusal});
   }
-  for (const StateRequest& state : lowered_.states) {
+  for (const StateSpec& state : lowered_.joint.program.states) {
     PoisonedTensor& tensor = memory(program.find(state.name));
     std::memset(tensor.view().data, 0, tensor.view().bytes());
   }
@@ -133,7 +133,7 @@ ProductResults ProductRun::run(const ProductInputs& inputs) {
 }
 
 void ProductRun::advance_states() {
-  for (const StateRequest& state : lowered_.states) {
+  for (const StateSpec& state : lowered_.joint.program.states) {
     if (state.advance.empty()) continue;
     const ValueId id = lowered_.joint.program.find(state.name);
     const Operand operand{state.dtype, state.extents, true, false};

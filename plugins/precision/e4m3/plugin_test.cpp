@@ -27,7 +27,7 @@ class Recorder final : public Lowering {
     if (attributes.has("scale_rows_b")) text_ += " " + std::to_string(attributes.integer("scale_rows_b"));
     if (attributes.has("square_scales")) text_ += " squares";
   }
-  ValueId state(StateRequest request) override { return value(request.name); }
+  ValueId state(StateSpec spec) override { return value(spec.name); }
   std::vector<ValueId> working_copy(std::string_view parameter, std::string kind, Attributes attributes) override {
     if (attributes.has("square")) kind += "_square";
     return outputs_of(kind, std::string(parameter));

@@ -163,6 +163,46 @@ void check_weighted_sum(OperandCheck& check, const OpInstance& op) {
   check.input(0, "a", extents, kFloats).input(1, "b", extents, kFloats).output(0, "y", extents, kFloats);
 }
 
+TokenRows::TokenRows(const OpInstance& op) : rows(op.geometry.batch), sequence(op.geometry.sequence) {
+  columns = matrix_of(op, 0).columns;
+  if (op.kind == "prepend") {
+    count = matrix_of(op, 1).rows;
+  } else if (op.kind == "prepend_grad") {
+    count = op.attributes.integer("tokens");
+  } else {
+    first = op.attributes.integer("first");
+    count = op.attributes.integer("count");
+    if (count == 0) count = sequence - first;
+  }
+}
+
+OperandCheck check_token_rows(OperandCheck check, const OpInstance& op) {
+  if (!check.ok()) return check;
+  const TokenRows of(op);
+  check.that(of.first >= 0 && of.count > 0 && of.first + of.count <= of.sequence,
+             "tokens from " + std::to_string(of.first) + " on, " + std::to_string(of.count) +
+                 " of them: found rows of " + std::to_string(of.sequence));
+  const Extents all{of.rows * of.sequence, of.columns}, others{of.rows * (of.sequence - of.count), of.columns};
+  if (op.kind == "prepend")
+    return check.input(0, "x", others).input(1, "tokens", {of.count, of.columns}).output(0, "y", all);
+  if (op.kind == "prepend_grad")
+    return check.input(0, "dy", all).output(0, "dx", others).sum(1, "dtokens", {of.count, of.columns});
+  const bool gradient = op.kind == "row_mean_grad";
+  return check.input(0, gradient ? "dmean" : "x", gradient ? Extents{of.rows, of.columns} : all)
+      .output(0, gradient ? "dx" : "mean", gradient ? all : Extents{of.rows, of.columns});
+}
+
+OperandCheck check_class_loss(OperandCheck check, const OpInstance& op) {
+  const std::size_t logits = op.kind == "class_loss_grad" ? 1 : 0;
+  const Matrix size = matrix_of(op, logits);
+  if (logits == 1) check.input(0, "dloss", {size.rows}, DType::f32);
+  check.input(logits, "logits", {size.rows, size.columns}).input(logits + 1, "labels", {size.rows}, DType::i32);
+  const double smoothing = op.attributes.real("smoothing");
+  check.that(smoothing >= 0 && smoothing < 1, "smoothing: found " + std::to_string(smoothing) + ", expected 0 to 1");
+  if (logits == 1) return check.output(0, "dlogits", {size.rows, size.columns});
+  return check.output(0, "loss", {size.rows}, DType::f32).output(1, "correct", {size.rows}, DType::f32);
+}
+
 OperandCheck check_clip_scale(const OpInstance& op) {
   OperandCheck check(op, std::max<std::size_t>(op.inputs.size(), 3), 1, DType::f64, DType::f64);
   check.input(0, "stats", {4}, DType::f64).input(1, "step", {16}, DType::u32).output(0, "update", {4}, DType::f32);

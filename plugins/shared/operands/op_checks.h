@@ -33,6 +33,16 @@ void check_muon_direction(OperandCheck& check, const OpInstance& op);
 void check_muon_apply(OperandCheck& check, const OpInstance& op);
 void check_over_norm(OperandCheck& check, const OpInstance& op);
 void check_weighted_sum(OperandCheck& check, const OpInstance& op);
+/// Of prepend and row_mean, or of their gradients. The check expects the operands that ops.md lists. The tokens that
+/// they are about follow from the geometry and the attributes.
+struct TokenRows {
+  explicit TokenRows(const OpInstance& op);
+  std::int64_t rows = 0, sequence = 0, columns = 0;
+  std::int64_t first = 0, count = 0;  ///< tokens of each row: added ones, or the mean's
+};
+OperandCheck check_token_rows(OperandCheck check, const OpInstance& op);
+/// Of class_loss or its gradient.
+OperandCheck check_class_loss(OperandCheck check, const OpInstance& op);
 OperandCheck check_clip_scale(const OpInstance& op);
 OperandCheck check_reduce_ranks(const OpInstance& op);
 OperandCheck check_sum_tree(const OpInstance& op);

@@ -103,7 +103,11 @@ class ByParameter final : public PrecisionBackend {
 };
 
 void count_loss(Program& program, const OpSet& ops) {
-  append_loss_stats(program, ops, {program.outputs[0], program.find(names::kTargets)});
+  std::vector<ValueId> inputs{program.outputs[0], program.find(names::kTargets)};
+  for (const Op& op : program.ops)
+    if (const int correct = ops.at(op.kind).loss.correct; correct >= 0 && inputs.size() == 2)
+      inputs.push_back(op.outputs[static_cast<std::size_t>(correct)]);
+  append_loss_stats(program, ops, std::move(inputs));
   program.outputs.clear();
 }
 

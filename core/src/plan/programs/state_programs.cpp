@@ -290,18 +290,21 @@ bool StatePrograms::reads_master(const ParameterSpec& spec, const std::vector<co
   return parts_.precision.traits().working == master_dtype(spec) && parameters_read(stages, set_).contains(spec.name);
 }
 
-Program StatePrograms::advance(const Stage& stage) {
+Program StatePrograms::advance(const std::vector<const Stage*>& stages) {
   Program program;
   program.name = "advance";
-  for (const StateRequest& state : stage.lowered.states) {
-    if (state.advance.empty()) continue;
-    ValueId id = program.add_value({.name = state.name,
-                                    .shape = Shape(state.extents.begin(), state.extents.end()),
-                                    .dtype = state.dtype,
-                                    .role = Role::state,
-                                    .parameter = {}});
-    program.ops.push_back(
-        {.kind = state.advance, .inputs = {id}, .outputs = {id}, .attributes = state.attributes, .phase = {}});
+  for (const Stage* stage : stages) {
+    const Program& read = stage->lowered.joint.program;
+    for (const StateSpec& state : read.states) {
+      const ValueId known = read.find(state.name);
+      if (state.advance.empty() || known == kNoValue) continue;
+      const ValueId id = program.add_value(read[known]);
+      program.states.push_back(state);
+      program.states.back().written = true;
+      Op advance{.kind = state.advance, .inputs = {id}, .outputs = {id}, .attributes = state.attributes};
+      if (!state.statistics.empty()) advance.inputs.push_back(program.add_value(read[read.find(state.statistics)]));
+      program.ops.push_back(std::move(advance));
+    }
   }
   return program;
 }

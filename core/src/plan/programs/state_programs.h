@@ -63,7 +63,8 @@ class StatePrograms {
   Program refresh(const ParameterSpec& spec, const std::vector<const Stage*>& stages) const;
   /// Whether programs of `stages` read the master itself as the working copy.
   bool reads_master(const ParameterSpec& spec, const std::vector<const Stage*>& stages) const;
-  static Program advance(const Stage& stage);
+  /// What states of these programs do at the end of a step.
+  static Program advance(const std::vector<const Stage*>& stages);
   /// The largest magnitude of a tensor in the format, as a state of one element, `name`.
   static Program amax_of(const Value& tensor, const std::string& name, const std::string& format);
 

@@ -103,8 +103,8 @@ class Maker {
     std::vector<bool> in_slot(set_.values.size(),
                               false);  // as has_sum, of gradients that are reduced behind this program
     for (std::size_t i = 0; i < program.ops.size(); ++i) {
-      if (!reading.runs[i]) continue;
       const Op& op = program.ops[i];
+      if (!reading.runs[i] || (stop.flow == Stop::Flow::evaluate && advances_states(op))) continue;
       std::vector<bool> adds(op.outputs.size(), false);
       for (std::size_t o = 0; o < op.outputs.size(); ++o) {
         if (!sums_up(program, plan_.ops, op, o) || !reading.read[static_cast<std::size_t>(op.outputs[o])]) continue;
@@ -120,22 +120,26 @@ class Maker {
     }
   }
 
+  /// Whether all that it makes are sums that states of the model advance by: an evaluation leaves these alone.
+  bool advances_states(const Op& op) const {
+    const OpSpec& spec = plan_.ops.at(op.kind);
+    return spec.statistics && !spec.objective;
+  }
+
   static std::size_t value_of(const std::vector<Access>& accesses, ValueId id) {
     return static_cast<std::size_t>(accesses[static_cast<std::size_t>(id)].value);
   }
 
-  // States of the precision backend are written in place by the ops that take them; one that observes only reads.
-  std::vector<std::int32_t> changed_inputs(const Program& program, const Op& op, int layer) const {
+  // States of the precision backend may be written in place by the ops that take them; one that observes only reads.
+  std::vector<std::int32_t> changed_inputs(const Program& program, const Op& op) const {
     std::vector<std::int32_t> changed;
     const bool observes = std::all_of(op.outputs.begin(), op.outputs.end(), [&](ValueId id) {
       return id == kNoValue || program[id].role == Role::observation;
     });
     for (std::size_t i = 0; i < op.inputs.size() && !observes; ++i) {
       if (op.inputs[i] == kNoValue || program[op.inputs[i]].role != Role::state) continue;
-      const std::string& name = program[op.inputs[i]].name;
-      const PlannedTensor* tensor = plan_.find(name, "", -1);
-      if (!tensor) tensor = plan_.find(name, "", layer);
-      if (tensor && tensor->owner == TensorOwner::precision) changed.push_back(static_cast<std::int32_t>(i));
+      const StateSpec* state = program.state(program[op.inputs[i]].name);
+      if (state && state->written) changed.push_back(static_cast<std::int32_t>(i));
     }
     return changed;
   }
@@ -147,7 +151,7 @@ class Maker {
               .program = program.name,
               .phase = op.phase,
               .cost = {},
-              .changed = changed_inputs(program, op, layer),
+              .changed = changed_inputs(program, op),
               .summed = {},
               .overwrites = plan_.ops.at(op.kind).may_overwrite,
               .exclusive = plan_.exclusive.contains(op.kind)};
@@ -420,7 +424,8 @@ class Maker {
           break;
         }
         add_all_reduce(schedule, tensors_that([&](const PlannedTensor& tensor) {
-                         return tensor.kind == names::kLossStats || tensor.kind == names::kShardSquares;
+                         return tensor.kind == names::kLossStats || tensor.kind == names::kShardSquares ||
+                                tensor.owner == TensorOwner::statistic;
                        }),
                        "sum");
         break;

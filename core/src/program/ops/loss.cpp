@@ -79,12 +79,13 @@ void add_loss(OpSet& set) {
            }});
   // Sums of the step so far: see LossStats.
   set.add({.kind = "loss_stats",
-           .inputs = {"loss", "targets"},
+           .inputs = {"loss", "targets", "correct?"},
            .outputs = {"stats"},
            .infer =
                [](InferContext& c) {
                  if (c.inputs[0]->dtype != DType::f32) c.refuse(0, "losses in f32");
                  need_same(c, 0, 1);
+                 if (c.inputs.size() > 2 && c.inputs[2]) need_same(c, 2, 0);
                  give(c, 0, {4}, DType::f64);
                },
            .backward =

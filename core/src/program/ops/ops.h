@@ -12,8 +12,9 @@ void add_norms(OpSet& set);
 void add_attention(OpSet& set);    // rope, attention
 void add_elementwise(OpSet& set);  // add, swiglu, gelu, column_sum
 void add_loss(OpSet& set);
-void add_reduction(OpSet& set);  // over ranks
-void add_optimizer(OpSet& set);  // what an optimizer step is made of
+void add_token_rows(OpSet& set);  // between tokens and rows, losses of rows
+void add_reduction(OpSet& set);   // over ranks
+void add_optimizer(OpSet& set);   // what an optimizer step is made of
 
 // ---- shape rules that many ops share ----
 

@@ -13,6 +13,7 @@ OpSet builtin_ops() {
   ops::add_attention(set);
   ops::add_elementwise(set);
   ops::add_loss(set);
+  ops::add_token_rows(set);
   ops::add_reduction(set);
   ops::add_optimizer(set);
   return set;

@@ -68,18 +68,9 @@ class LoweringPass final : public Lowering {
     op.attributes = std::move(attributes);
   }
 
-  ValueId state(StateRequest request) override {
-    Program& program = lowered_.joint.program;
-    // States outside the layers share one name space.
-    if (program.name == "embed" || program.name == "head") request.name = program.name + "." + request.name;
-    if (ValueId id = program.find(request.name); id != kNoValue) return id;
-    ValueId id = program.add_value({.name = request.name,
-                                    .shape = Shape(request.extents.begin(), request.extents.end()),
-                                    .dtype = request.dtype,
-                                    .role = Role::state,
-                                    .parameter = {}});
-    lowered_.states.push_back(std::move(request));
-    return id;
+  ValueId state(StateSpec spec) override {
+    spec.written = true;
+    return lowered_.joint.program.add_state(std::move(spec));
   }
 
   std::vector<ValueId> working_copy(std::string_view parameter, std::string kind, Attributes attributes) override {

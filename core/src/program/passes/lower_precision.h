@@ -22,7 +22,6 @@ struct WorkingCopy {
 struct LoweredProgram {
   JointProgram joint;
   std::vector<WorkingCopy> working_copies;
-  std::vector<StateRequest> states;
 };
 
 LoweredProgram lower_precision(JointProgram joint, const OpSet& ops, const PrecisionBackend& backend);

@@ -13,7 +13,7 @@ namespace quern {
 namespace {
 
 struct BatchLoss {
-  double loss_sum, targets;
+  double loss_sum, targets, correct;
 };
 
 /// The sums of all batches in turn, of which `own` has this rank's.
@@ -24,6 +24,13 @@ std::vector<BatchLoss> of_all_ranks(Ranks& ranks, const std::vector<BatchLoss>& 
   for (std::size_t turn = 0; turn < own.size(); ++turn)
     for (const std::string& one : all) std::memcpy(&sums.emplace_back(), one.data() + turn * kSize, kSize);
   return sums;
+}
+
+/// Whether the model's loss counts right predictions.
+bool counts_correct(const Plan& plan) {
+  const std::vector<Op>& ops = plan.head_evaluate.program.ops;
+  return std::any_of(ops.begin(), ops.end(),
+                     [](const Op& op) { return op.kind == "loss_stats" && op.inputs.size() > 2; });
 }
 
 }  // namespace
@@ -48,14 +55,15 @@ std::optional<DataLoss> sum_losses(Engine& engine, Ranks* ranks, DataSource& sou
     const std::int64_t left = std::max<std::int64_t>(tokens - (first + rank) * batch_tokens, 0);
     if (left < batch_tokens) batch.discount(left, engine.plan().options.geometry);
     const LossStats stats = engine.evaluate(batch);
-    sums.push_back({stats.loss_sum, stats.valid_tokens});
+    sums.push_back({stats.loss_sum, stats.valid_tokens, stats.correct});
   }
   source.load_state(begin);
   if (cut) return {};
   if (size > 1) sums = of_all_ranks(*ranks, sums);
   DataLoss total;
   total.tokens = tokens;
-  for (const BatchLoss& sum : sums) total.loss_sum += sum.loss_sum, total.targets += sum.targets;
+  for (const BatchLoss& sum : sums)
+    total.loss_sum += sum.loss_sum, total.targets += sum.targets, total.correct += sum.correct;
   total.seconds = now() - start;
   return total;
 }
@@ -87,7 +95,9 @@ void Evaluation::evaluate(const RunState& state) {
   evaluated_ = state.step;
   if (sum->targets == 0) return state.log.warn("the validation split has no target that counts");
   last_loss_ = sum->loss();
-  state.log.write({"eval", {{"step", state.step}, {"tokens", state.tokens}, {"loss", last_loss_}}});
+  LogEvent event{"eval", {{"step", state.step}, {"tokens", state.tokens}, {"loss", last_loss_}}};
+  if (counts_correct(state.engine.plan())) event.fields.emplace_back("accuracy", sum->correct / sum->targets);
+  state.log.write(event);
 }
 
 }  // namespace quern

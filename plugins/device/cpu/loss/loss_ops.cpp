@@ -232,32 +232,38 @@ Launch prepare(const OpInstance& op) {
   };
 }
 
-/// stats[0] (+)= weight times the sum of losses, stats[1] (+)= targets that count; in order, in fp64.
-void add_stats(const View& token_loss, const View& targets, const View& stats, double weight, bool counts, bool add) {
+/// stats[0] (+)= weight times the sum of losses, stats[1] (+)= targets that count, stats[2] (+)= `correct` over
+/// them; in order, in fp64.
+void add_stats(const View& token_loss, const View& targets, const View& correct, const View& stats, double weight,
+               bool counts, bool add) {
   const auto* loss = token_loss.as<float>();
   const auto* target = targets.as<std::int32_t>();
-  double sum = 0, valid = 0;
+  double sum = 0, valid = 0, right = 0;
   for (std::int64_t i = 0, count = targets.count(); i < count; ++i) {
     sum += target[i] >= 0 ? double{loss[i]} : 0.0;
     valid += target[i] >= 0 ? 1.0 : 0.0;
+    if (correct && target[i] >= 0) right += correct.as<float>()[i];
   }
   auto* out = stats.as<double>();
   if (!add) std::fill_n(out, stats.count(), 0.0);
   out[0] += weight * sum;
   if (counts) out[1] += valid;
+  out[2] += right;
 }
 
 OpSupport query_stats(const OpInstance& op) {
-  OperandCheck check(op, 2, 1);
+  const bool correct = op.inputs.size() == 3 && op.inputs[2].present;
+  OperandCheck check(op, op.inputs.size() == 3 ? 3 : 2, 1);
   const Extents tokens = extents_of(op, 0);
   check.input(0, "loss", tokens, DType::f32).input(1, "targets", tokens, DType::i32);
+  if (correct) check.input(2, "correct", tokens, DType::f32);
   return check.sum(0, "stats", {4}, DType::f64).support();
 }
 
 Launch prepare_stats(const OpInstance& op) {
   return [weight = op.attributes.real_or("weight", 1), counts = op.attributes.integer_or("counts", 1) != 0,
           add = op.outputs[0].accumulate](std::span<const View> inputs, std::span<const View> outputs, const Exec&) {
-    add_stats(inputs[0], inputs[1], outputs[0], weight, counts, add);
+    add_stats(inputs[0], inputs[1], inputs.size() > 2 ? inputs[2] : View{}, outputs[0], weight, counts, add);
   };
 }
 

@@ -34,6 +34,7 @@ void add_narrow_matmul_ops(OpTable& table);  // add_matmul, columns_matmul, colu
 void add_elementwise_ops(OpTable& table);    // add, swiglu, gelu, column_sum and fused forms
 void add_reduction_ops(OpTable& table);      // reduce_ranks, sum_tree
 void add_loss_ops(OpTable& table);           // lm_loss, lm_loss_train, loss_stats
+void add_token_rows_ops(OpTable& table);     // between tokens and rows, losses of rows
 void add_optimizer_ops(OpTable& table);      // sum_squares, clip_scale, and updates
 
 }  // namespace quern::cpu

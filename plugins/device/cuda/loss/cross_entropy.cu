@@ -245,27 +245,32 @@ int shared_size(const CrossEntropy& plan) { return plan.train ? plan.shared_roun
 
 /// One block: its sum is short, and its threads fix the order whatever the GPU.
 __global__ void loss_stats_kernel(const float* __restrict__ losses, const std::int32_t* __restrict__ targets,
-                                  std::int64_t count, double* __restrict__ stats, LossTerm term, bool add) {
-  __shared__ double sums[1024], valids[1024];
-  double sum = 0, valid = 0;
+                                  const float* __restrict__ correct, std::int64_t count, double* __restrict__ stats,
+                                  LossTerm term, bool add) {
+  __shared__ double sums[1024], valids[1024], rights[1024];
+  double sum = 0, valid = 0, right = 0;
   for (std::int64_t i = threadIdx.x; i < count; i += 1024) {
     if (targets[i] < 0) continue;
     sum += losses[i];
     valid += 1;
+    if (correct != nullptr) right += correct[i];
   }
   sums[threadIdx.x] = sum;
   valids[threadIdx.x] = valid;
+  rights[threadIdx.x] = right;
   for (int half = 512; half > 0; half /= 2) {
     __syncthreads();
     if (threadIdx.x < half) {
       sums[threadIdx.x] += sums[threadIdx.x + half];
       valids[threadIdx.x] += valids[threadIdx.x + half];
+      rights[threadIdx.x] += rights[threadIdx.x + half];
     }
   }
   if (threadIdx.x != 0) return;
   stats[0] = (add ? stats[0] : 0) + term.weight * sums[0];
   stats[1] = (add ? stats[1] : 0) + (term.counts ? valids[0] : 0);
-  if (!add) stats[2] = stats[3] = 0;
+  stats[2] = (add ? stats[2] : 0) + rights[0];
+  if (!add) stats[3] = 0;
 }
 
 __global__ void loss_stats_gradient_kernel(const std::int32_t* __restrict__ targets, std::int64_t count, float factor,
@@ -324,9 +329,9 @@ void cross_entropy(const CrossEntropy& plan, void* logits, std::uint8_t* codes, 
   QUERN_CUDA(cudaGetLastError());
 }
 
-void add_loss_stats(const float* losses, const std::int32_t* targets, std::int64_t count, double* stats,
-                    const LossTerm& term, bool add, cudaStream_t stream) {
-  loss_stats_kernel<<<1, 1024, 0, stream>>>(losses, targets, count, stats, term, add);
+void add_loss_stats(const float* losses, const std::int32_t* targets, const float* correct, std::int64_t count,
+                    double* stats, const LossTerm& term, bool add, cudaStream_t stream) {
+  loss_stats_kernel<<<1, 1024, 0, stream>>>(losses, targets, correct, count, stats, term, add);
   QUERN_CUDA(cudaGetLastError());
 }
 

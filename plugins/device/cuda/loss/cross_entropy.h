@@ -41,10 +41,10 @@ struct LossTerm {
   double weight = 1;
   bool counts = true;  ///< also the targets that count
 };
-/// stats[0] (+)= weight times the sum of losses whose targets count, stats[1] (+)= their number, stats[2..3] = 0 unless
-/// added to.
-void add_loss_stats(const float* losses, const std::int32_t* targets, std::int64_t count, double* stats,
-                    const LossTerm& term, bool add, cudaStream_t stream);
+/// stats[0] (+)= weight times the sum of losses whose targets count, stats[1] (+)= their number, stats[2] (+)= the sum
+/// of `correct` over them (may be null), stats[3] = 0 unless added to.
+void add_loss_stats(const float* losses, const std::int32_t* targets, const float* correct, std::int64_t count,
+                    double* stats, const LossTerm& term, bool add, cudaStream_t stream);
 /// gradient[i] = factor where targets[i] counts, otherwise 0.
 void loss_stats_gradient(const std::int32_t* targets, std::int64_t count, float factor, float* gradient,
                          cudaStream_t stream);

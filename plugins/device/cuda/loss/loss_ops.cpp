@@ -350,10 +350,13 @@ Launch prepare(const OpInstance& op, CudaContext& context) {
 }
 
 OpSupport query_stats(const OpInstance& op, const CudaTraits&) {
-  if (op.inputs.size() != 2 || op.outputs.size() != 1) return {"loss_stats: takes a loss and targets", 0};
+  const bool correct = op.inputs.size() == 3 && op.inputs[2].present;
+  if (op.inputs.size() < 2 || op.inputs.size() > 3 || op.outputs.size() != 1)
+    return {"loss_stats: takes a loss, targets and optionally `correct`", 0};
   bool fits = op.inputs[0].dtype == DType::f32 && op.inputs[1].dtype == DType::i32 &&
               op.outputs[0].dtype == DType::f64 && element_count(op.outputs[0].extents) == 4 &&
-              element_count(op.inputs[0].extents) == element_count(op.inputs[1].extents);
+              element_count(op.inputs[0].extents) == element_count(op.inputs[1].extents) &&
+              (!correct || (op.inputs[2].dtype == DType::f32 && op.inputs[2].count() == op.inputs[0].count()));
   return {fits ? "" : "loss_stats: losses f32 and targets i32 of one shape give f64 (4)", 0};
 }
 
@@ -362,7 +365,8 @@ Launch prepare_stats(const OpInstance& op, CudaContext&) {
                       .counts = op.attributes.integer_or("counts", 1) != 0};
   return [term, add = op.outputs[0].accumulate](std::span<const View> inputs, std::span<const View> outputs,
                                                 const Exec& exec) {
-    add_loss_stats(inputs[0].as<const float>(), inputs[1].as<const std::int32_t>(), inputs[1].count(),
+    add_loss_stats(inputs[0].as<const float>(), inputs[1].as<const std::int32_t>(),
+                   inputs.size() > 2 ? inputs[2].as<const float>() : nullptr, inputs[1].count(),
                    outputs[0].as<double>(), term, add, stream_of(exec));
   };
 }

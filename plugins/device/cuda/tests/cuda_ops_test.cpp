@@ -18,6 +18,8 @@ TEST_CASE("matmul: 8-bit operands with scales") { testkit::matmul_8bit_cases(ope
 
 TEST_CASE("transpose and cast move and round as the CPU does, to the bit") { testkit::conversion_cases(open_pair()); }
 
+TEST_CASE("tokens before rows and means of rows") { testkit::token_rows_cases(open_pair()); }
+TEST_CASE("losses of classes") { testkit::class_loss_cases(open_pair()); }
 TEST_CASE("embedding and its gradient") { testkit::embedding_cases(open_pair()); }
 
 TEST_CASE("loss_stats and its gradient") {

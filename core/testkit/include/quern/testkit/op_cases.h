@@ -23,6 +23,8 @@ void loss_cases(const OpRunner& runner, std::span<const LossShape> shapes);
 void loss_stats_cases(const OpRunner& runner);
 void loss_stats_grad_cases(const OpRunner& runner);
 
+void token_rows_cases(const OpRunner& runner);  ///< prepend, row_mean
+void class_loss_cases(const OpRunner& runner);  ///< and weigh
 void embedding_cases(const OpRunner& runner);
 void rms_norm_cases(const OpRunner& runner);  ///< fused forms included, as the next two
 void layer_norm_cases(const OpRunner& runner);

@@ -19,7 +19,7 @@ class RecordedLowering final : public Lowering {
   /// which it takes as many as the op has.
   std::vector<Op> emitted;
   std::vector<Op> produced;  ///< by produce()
-  std::vector<StateRequest> states;
+  std::vector<StateSpec> states;
   std::vector<WorkingCopy> copies;
 
   RecordedLowering() {
@@ -40,8 +40,8 @@ class RecordedLowering final : public Lowering {
   void produce(std::string kind, std::vector<ValueId> inputs, Attributes attributes) override {
     produced.push_back({.kind = std::move(kind), .inputs = std::move(inputs), .attributes = std::move(attributes)});
   }
-  ValueId state(StateRequest request) override {
-    states.push_back(std::move(request));
+  ValueId state(StateSpec spec) override {
+    states.push_back(std::move(spec));
     return next_++;
   }
   std::vector<ValueId> working_copy(std::string_view parameter, std::string kind, Attributes attributes) override {
