@@ -16,6 +16,7 @@ build_packages=(
   libboost-dev libboost-filesystem-dev libboost-program-options-dev
   libopenblas-openmp-dev
   libopenmpi-dev openmpi-bin
+  libpng-dev libturbojpeg0-dev
   doctest-dev
 )
 python_packages=(python3 python3-venv)

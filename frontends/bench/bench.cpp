@@ -5,6 +5,7 @@
 
 #include "base/clock.h"
 #include "plan/time/estimate.h"
+#include "program/names.h"
 #include "quern/error.h"
 #include "quern/random.h"
 #include "run/weights.h"
@@ -18,13 +19,37 @@ std::string phase_name(Phase phase) {
 }
 
 /// Batches for so many micro-steps, or the first of them where they would take much memory.
-std::vector<Batch> make_batches(const Geometry& geometry, std::int64_t vocabulary, std::int64_t micro_steps) {
-  constexpr std::int64_t kMostTokens = std::int64_t{16} << 20;
-  const std::int64_t count = std::clamp<std::int64_t>(kMostTokens / geometry.tokens(), 2, micro_steps);
+std::vector<Batch> make_batches(const Plan& plan, std::int64_t micro_steps) {
+  constexpr std::int64_t kMostBytes = std::int64_t{256} << 20;
+  std::int64_t bytes = 1;
+  for (const Value& input : plan.uploaded)
+    bytes += byte_count(extents_at(input.shape, plan.options.geometry), input.dtype);
+  const std::int64_t count = std::clamp<std::int64_t>(kMostBytes / bytes, 2, micro_steps);
   std::vector<Batch> batches;
   for (std::int64_t number = 0; number < count; ++number)
-    batches.push_back(text_like_tokens(geometry, vocabulary, static_cast<std::uint32_t>(number)));
+    batches.push_back(batch_for(plan, static_cast<std::uint32_t>(number)));
   return batches;
+}
+
+/// Normal numbers, or integers below the input's bound.
+void add_random(Batch& batch, const Value& input, const Geometry& geometry, std::uint32_t number) {
+  const std::int64_t count = element_count(extents_at(input.shape, geometry));
+  auto unit = [&](std::int64_t i) {
+    return to_unit(random_word({1, RandomPurpose::sample, 1}, number, static_cast<std::uint64_t>(i)));
+  };
+  if (input.dtype == DType::f32) {
+    std::vector<float> values;
+    for (std::int64_t i = 0; i < count; ++i)  // Box and Muller
+      values.push_back(std::sqrt(-2 * std::log(unit(2 * i))) * std::cos(6.2831853f * unit(2 * i + 1)));
+    return batch.set(input.name, std::span<const float>(values));
+  }
+  std::vector<std::int32_t> values;
+  const auto below = static_cast<float>(std::max<std::int64_t>(input.below, 1));
+  for (std::int64_t i = 0; i < count; ++i) values.push_back(static_cast<std::int32_t>(0.999f * unit(i) * below));
+  if (input.name == names::kTargets)
+    batch.targets = std::move(values);
+  else
+    batch.set(input.name, std::span<const std::int32_t>(values));
 }
 
 using RunTimes = std::map<Run, std::vector<ActionTime>>;  // of actions
@@ -108,19 +133,30 @@ Batch text_like_tokens(const Geometry& geometry, std::int64_t vocabulary, std::u
   return batch;
 }
 
+Batch batch_for(const Plan& plan, std::uint32_t number) {
+  const std::int64_t vocabulary = plan.model.vocabulary;
+  Batch batch = text_like_tokens(plan.options.geometry, std::max<std::int64_t>(vocabulary, 1), number);
+  for (const Value& input : plan.uploaded) {
+    const bool of_text = input.name == names::kTokens || input.name == names::kPositions ||
+                         input.name == names::kDocuments || input.name == names::kStep;
+    if (!of_text && (input.name != names::kTargets || vocabulary == 0))
+      add_random(batch, input, plan.options.geometry, number);
+  }
+  return batch;
+}
+
 BenchResult run_bench(Session& session, const BenchOptions& options) {
   BenchResult result;
   session.device->open(static_cast<int>(session.device_options.ordinal));
   if (options.measure_peaks) result.peaks = measure_peaks(*session.device);
   std::int64_t accumulation = session.train.accumulation;
-  const std::vector<Batch> batches = make_batches(session.plan_options().geometry, session.model->traits().vocabulary,
-                                                  (options.steps + 1) * accumulation);
-  std::size_t batch = 0;
   result.start.enter("plan");
   Plan plan = make_plan(session.parts(), session.plan_options());
   result.start.enter("kernels");
   std::vector<OffloadStore*> stores = session.open_stores(plan);
   Engine engine(*session.device, std::move(plan), std::move(stores));
+  const std::vector<Batch> batches = make_batches(engine.plan(), (options.steps + 1) * accumulation);
+  std::size_t batch = 0;
   result.start.split("memory", engine.spent().memory);
   result.start.enter("weights");
   initialise_weights(engine, 1);

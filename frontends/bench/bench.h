@@ -73,9 +73,11 @@ struct BenchOrigin {
 
 /// Tokens of a micro-batch, frequent and rare ones as in text: the k-th has a probability of about 1 / (k ln(V)).
 Batch text_like_tokens(const Geometry& geometry, std::int64_t vocabulary, std::uint32_t number);
+/// The same, and random values of what else the plan's model reads.
+Batch batch_for(const Plan& plan, std::uint32_t number);
 
-/// Runs whole optimizer steps at the config's learning rate, on batches of which none comes twice within some 16M
-/// tokens, then one with an event around every action.
+/// Runs whole optimizer steps at the config's learning rate, on batches of which none comes twice within 256 MiB of
+/// them, then one with an event around every action.
 BenchResult run_bench(Session& session, const BenchOptions& options);
 
 std::string bench_table(const BenchResult& result, const DeviceTraits& device);

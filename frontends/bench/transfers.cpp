@@ -25,8 +25,7 @@ class Steps {
     state_.learning_rate = static_cast<float>(session.optimizer_options.learning_rate);
     state_.clip_norm = static_cast<float>(session.optimizer_options.clip_norm);
     const Plan& plan = engine.plan();
-    for (std::uint32_t number = 0; number < kBatches; ++number)
-      batches_.push_back(text_like_tokens(plan.options.geometry, plan.model.vocabulary, number));
+    for (std::uint32_t number = 0; number < kBatches; ++number) batches_.push_back(batch_for(plan, number));
   }
 
   /// Median seconds of so many steps after one, which captures graphs.

@@ -147,7 +147,7 @@ std::vector<Setting> all_settings() {
         for (const std::string field :
              {"vocab_size=64", "hidden_size=32", "intermediate_size=48", "num_hidden_layers=2", "num_attention_heads=4",
               "num_key_value_heads=2", "max_position_embeddings=32", "n_embd=32", "n_layer=2", "n_head=4",
-              "n_positions=32"})
+              "n_positions=32", "embed_dim=32", "depth=2", "num_heads=4"})
           for (const OptionSpec& spec : entry.factory->options)
             if (spec.key == field.substr(0, field.find('=')))
               with.push_back(schema.name + "." + entry.id + "." + field);
@@ -269,10 +269,12 @@ directory = "run"
     return false;
   }
 
-  // What of a config a plan is made from, without looking at the data.
+  // What of a config a plan is made from, without looking at the data; these have no images.
   static bool planned(const std::vector<const Setting*>& settings) {
     for (const Setting* setting : settings)
-      if (setting->key.ends_with(".vocab_size") || setting->key == "train.epochs") return false;
+      if (setting->key.ends_with(".vocab_size") || setting->key.starts_with("model.vit.") ||
+          setting->key == "train.epochs")
+        return false;
     return !any(settings, {"data.", "log.", "checkpoint.", "sample."});
   }
 

@@ -1,0 +1,163 @@
+// Vision transformers against timm: logits, loss and every gradient, its files in and out; and what they learn of
+// images that this test draws.
+#include <algorithm>
+#include <filesystem>
+
+#include <doctest/doctest.h>
+
+#include "base/files/test_directory.h"
+#include "golden_models.h"
+#include "run/weights.h"
+#include "test_paths.h"
+
+using namespace quern;
+using namespace quern::testing;
+
+namespace fs = std::filesystem;
+
+namespace {
+
+/// The logit of each row's label in place of its loss.
+class PickLogit final : public Kernel {
+ public:
+  void launch(std::span<const View> in, std::span<const View> out, const Exec&) const override {
+    for (std::int64_t row = 0; row < in[0].rows(); ++row) {
+      const std::int32_t label = in[1].as<std::int32_t>()[row];
+      out[0].as<float>()[row] = label < 0 ? 0.0f : in[0].as<float>()[row * in[0].columns() + label];
+    }
+  }
+};
+
+class LogitModel final : public Model {
+ public:
+  explicit LogitModel(const Model& model) : model_(model) {}
+  ModelTraits traits() const override { return model_.traits(); }
+  std::vector<ParameterSpec> parameters() const override { return model_.parameters(); }
+  void embed(ProgramBuilder& b) const override { model_.embed(b); }
+  void block(ProgramBuilder& b, std::int64_t layer) const override { model_.block(b, layer); }
+  void head(ProgramBuilder& b) const override {
+    model_.head(b);
+    Program program = b.take();
+    Op& loss = program.ops.back();
+    REQUIRE(loss.kind == "class_loss");
+    loss.kind = "pick_logit";
+    loss.outputs.resize(1);
+    loss.attributes = {};
+    b.replace(std::move(program));
+  }
+  std::string hf_config() const override { return model_.hf_config(); }
+
+ private:
+  const Model& model_;
+};
+
+struct Golden {
+  explicit Golden(const fs::path& folder) : file((folder / "golden.safetensors").string()) {
+    OptionValues values;
+    values.set("config", folder.string());
+    plugin_host().require("model", "vit");
+    model = plugin_host().create<Model>("vit", values);
+    patch = model->parameters()[0].parts[0].shape;
+    const Extents& images = file.at("images").extents;
+    across = images[2] / patch[2];
+    batch.targets = integers(file, "targets");
+    geometry = {images[0], model->traits().max_positions};
+    const std::vector<float> pixels = file.read_floats("images");
+    std::vector<float> patches;
+    for (std::int64_t image = 0; image < images[0]; ++image) {
+      for (std::int64_t i = 0; i < geometry.sequence; ++i) batch.positions.push_back(static_cast<std::int32_t>(i));
+      for (std::int64_t p = 0; p < across * across; ++p)
+        for (std::int64_t v = 0; v < patch[1] * patch[2] * patch[3]; ++v) {
+          const std::int64_t c = v / (patch[2] * patch[3]), y = p / across * patch[2] + v / patch[3] % patch[2],
+                             x = p % across * patch[3] + v % patch[3];
+          patches.push_back(
+              pixels[static_cast<std::size_t>(((image * images[1] + c) * images[2] + y) * images[3] + x)]);
+        }
+    }
+    batch.set("pixels", std::span<const float>(patches));
+  }
+
+  std::unique_ptr<Engine> engine(const Model& of, Device& device, const PrecisionBackend& precision, bool train) const {
+    static const AdamW adamw{AdamWOptions{}};
+    const std::vector<OpSpec> ops{
+        {.kind = "pick_logit", .inputs = {"logits", "labels"}, .outputs = {"logit"}, .infer = [](InferContext& c) {
+           c.outputs[0].shape = c.inputs[1]->shape;
+           c.outputs[0].dtype = DType::f32;
+         }}};
+    PlanOptions options;
+    options.geometry = geometry;
+    options.train = train;
+    return std::make_unique<Engine>(device, make_plan({of, precision, device, adamw, ops}, options));
+  }
+
+  SafetensorsFile file;
+  std::unique_ptr<Model> model;
+  Extents patch;
+  std::int64_t across = 0;
+  Batch batch;
+  Geometry geometry;
+};
+
+}  // namespace
+
+TEST_CASE("vision transformers agree with timm: logits, loss and every gradient") {
+  const std::vector<fs::path> cases = golden_cases("image_goldens");
+  REQUIRE(cases.size() == 3);
+  const std::unique_ptr<Device> device = cpu_device();
+  device->add_kernel({"cpu", "pick_logit", [](const OpInstance&) { return std::make_unique<PickLogit>(); }});
+  const testkit::PlainPrecision fp32;
+  for (const fs::path& folder : cases) {
+    CAPTURE(folder.filename().string());
+    const Golden golden(folder);
+    const std::vector<float> want = golden.file.read_floats("logits");
+    const auto rows = golden.batch.targets.size(), classes = want.size() / rows;
+    const LogitModel logits(*golden.model);
+    const std::unique_ptr<Engine> reads = golden.engine(logits, *device, fp32, false);
+    import_weights(*reads, folder.string());
+    std::vector<float> got;
+    for (std::size_t row = 0; row < rows; ++row)
+      for (std::size_t k = 0; k < classes; ++k) {
+        Batch one = golden.batch;
+        one.targets.assign(rows, -1);
+        one.targets[row] = static_cast<std::int32_t>(k);
+        got.push_back(static_cast<float>(reads->evaluate(one).loss_sum));
+      }
+    check_close(got, want, kFp32);
+
+    const std::unique_ptr<Engine> trains = golden.engine(*golden.model, *device, fp32, true);
+    import_weights(*trains, folder.string());
+    trains->micro_step(golden.batch, {});
+    const LossStats loss = trains->result().loss;
+    CHECK(loss.loss_sum / loss.valid_tokens == doctest::Approx(golden.file.read_floats("loss")[0]).epsilon(1e-5));
+    CHECK(check_gradients(*trains, golden.file, kFp32) + 4 == golden.file.tensors().size());
+    double correct = 0;
+    for (std::size_t row = 0; row < rows; ++row) {
+      const auto first = want.begin() + static_cast<std::ptrdiff_t>(row * classes);
+      const auto best = std::max_element(first, first + static_cast<std::ptrdiff_t>(classes)) - first;
+      correct += best == golden.batch.targets[row] ? 1 : 0;
+    }
+    CHECK(loss.correct == correct);
+  }
+}
+
+TEST_CASE("an export of a vision transformer has timm's names, shapes and values") {
+  const fs::path folder = QUERN_SOURCE_DIR "/tests/image_goldens/vit_token";
+  const TestDirectory directory;
+  const std::unique_ptr<Device> device = cpu_device();
+  const Golden golden(folder);
+  const std::unique_ptr<Engine> engine = golden.engine(*golden.model, *device, testkit::PlainPrecision(), true);
+  import_weights(*engine, folder.string());
+  HfExport what;
+  what.dtype = DType::f32;
+  what.config = golden.model->hf_config();
+  const std::string out = directory / "export";
+  export_weights(master_reader(*engine), first_weights(*engine, {}), nullptr, out, what);
+  const SafetensorsFile before((folder / "model.safetensors").string()), after(out + "/model.safetensors");
+  CHECK(before.tensors().size() == after.tensors().size());
+  for (const StoredTensor& tensor : before.tensors()) {
+    CAPTURE(tensor.name);
+    REQUIRE(after.find(tensor.name));
+    CHECK(after.at(tensor.name).extents == tensor.extents);
+    CHECK(before.read_floats(tensor.name) == after.read_floats(tensor.name));
+  }
+}
