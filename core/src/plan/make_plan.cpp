@@ -1,5 +1,6 @@
 // A plan from its options: what they leave open is chosen, schedules are made, and what does not fit is refused.
 #include <cstdlib>
+#include <functional>
 
 #include "plan/choice/refusal.h"
 #include "plan/choice/shares.h"
@@ -47,6 +48,12 @@ Plan plan_of_rank(const PlanParts& parts, const Choice& choice, int rank) {
   fail_internal("plan", "the schedule is not valid:" + list);
 }
 
+Choice chosen(const PlanParts& parts, const PlanOptions& options) {
+  Choice choice = choose_for_all_ranks(parts, options);
+  if (choice.fits && choice.plan.schedules.runs.empty()) add_schedules(choice.plan, parts.device);
+  return choice;
+}
+
 void verify_ranks(const PlanParts& parts, const Choice& choice) {
   std::vector<Plan> others;
   others.reserve(static_cast<std::size_t>(choice.plan.options.state.ranks));
@@ -59,11 +66,9 @@ void verify_ranks(const PlanParts& parts, const Choice& choice) {
   if (const std::vector<std::string> faults = rank_faults(ranks); !faults.empty()) fail(faults);
 }
 
-}  // namespace
-
-void add_schedules(Plan& plan, const Device& device) {
+void add_schedules(Plan& plan, const Device& device, const std::function<bool(const Run&)>& wanted) {
   const DeviceTraits& traits = device.traits();
-  plan.schedules = make_schedules(plan);
+  plan.schedules = make_schedules(plan, wanted);
   make_resident(plan.schedules, plan.ring, static_cast<std::int64_t>(traits.alignment));
   synchronize(plan.schedules);
   for (Task& task : plan.schedules.tasks) {
@@ -84,6 +89,26 @@ void add_schedules(Plan& plan, const Device& device) {
   plan.flops_per_token = flops / static_cast<double>(plan.options.geometry.tokens());
 }
 
+/// Whether an estimate is of that run.
+bool is_timed(const Plan& plan, const Run& run) {
+  if (!plan.options.train || run.kind != Run::Kind::micro_step)
+    return run == (plan.options.train ? Run::update : Run::evaluate);
+  const MicroStep& step = run.step;
+  if (step.observed || step.updates != (step.first && plan.defers_update())) return false;
+  return run == Run::later || (plan.options.accumulation == 1 ? step.first : !(step.first && step.last));
+}
+
+}  // namespace
+
+void add_schedules(Plan& plan, const Device& device) {
+  add_schedules(plan, device, [](const Run&) { return true; });
+}
+
+void add_estimates(Plan& plan, const Device& device) {
+  add_schedules(plan, device, [&](const Run& run) { return is_timed(plan, run); });
+  plan.schedules = {};
+}
+
 ProgramChoice program_choice(const PlanParts& parts, const PlanOptions& options) {
   Choice choice = choose_for_all_ranks(parts, options);
   return {parts.with(*choice.precision), std::move(choice.recompute)};
@@ -93,9 +118,7 @@ void verify(const Plan& plan) {
   if (const std::vector<std::string> faults = schedule_faults(plan); !faults.empty()) fail(faults);
 }
 
-void verify_all_ranks(const PlanParts& parts, const Plan& plan) {
-  verify_ranks(parts, choose_for_all_ranks(parts, plan.options));
-}
+void verify_all_ranks(const PlanParts& parts, const Plan& plan) { verify_ranks(parts, chosen(parts, plan.options)); }
 
 Plan make_plan(const PlanParts& parts, const PlanOptions& options) {
   check_placement(options.state);
@@ -104,7 +127,7 @@ Plan make_plan(const PlanParts& parts, const PlanOptions& options) {
                                     .what = "number of layers",
                                     .found = std::to_string(parts.model.traits().layers),
                                     .expected = "at least 1"});
-  Choice choice = choose_for_all_ranks(parts, options);
+  Choice choice = chosen(parts, options);
   if (!choice.fits) refuse(parts, options, choice.plan);
   if (verifies()) verify_ranks(parts, choice);
   if (options.state.rank != 0) return plan_of_rank(parts, choice, options.state.rank);

@@ -16,6 +16,8 @@ Plan plan_with(const PlanParts& parts, const PlanOptions& options, const Program
 
 /// Makes its schedules and estimates.
 void add_schedules(Plan& plan, const Device& device);
+/// The estimates alone, of the runs that a step has.
+void add_estimates(Plan& plan, const Device& device);
 
 /// What make_plan would choose of the programs: the form of the precision backend, and recomputation.
 struct ProgramChoice {

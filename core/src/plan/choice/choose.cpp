@@ -8,7 +8,6 @@
 #include <utility>
 
 #include "base/format.h"
-#include "plan/choice/fit.h"
 #include "plan/choice/shares.h"
 #include "quern/checked.h"
 
@@ -82,6 +81,9 @@ class Comparison {
     auto least = std::min_element(candidates_.begin(), candidates_.end(),
                                   [&](const auto& a, const auto& b) { return missing(a) < missing(b); });
     if (searches()) try_to_fit(*least);
+    if (searches() && !least->fits)  // with slots
+      least->fit.plan =
+          plan_with(parts_, least->options, lowered(), least->fit.choice, [](const Plan&) { return true; });
     return {std::move(least->fit.choice), std::move(least->fit.plan), false, &parts_.precision};
   }
 
@@ -148,12 +150,10 @@ class Comparison {
     candidate.fits = limits_.hold(plan);
     candidate.tried = candidate.fits || !searches() || hopeless(plan);
     if (candidate.fits || !candidate.tried) {
-      add_schedules(plan, parts_.device);
+      add_estimates(plan, parts_.device);
       candidate.seconds = plan.seconds_per_step;
-      if (!candidate.fits) {
-        plan.schedules = {};
-        if (plan.options.state.activations.memory != kOnDevice) candidate.seconds = seconds_without(candidate.away);
-      }
+      if (!candidate.fits && plan.options.state.activations.memory != kOnDevice)
+        candidate.seconds = seconds_without(candidate.away);
     }
   }
 
@@ -196,13 +196,15 @@ class Comparison {
   }
 
   void try_to_fit(Candidate& candidate) {
-    if (path_.empty()) path_ = path_for(parts_, options_, lowered());
-    candidate.fit =
-        fit_within(parts_, candidate.options, lowered(), path_, [&](const Plan& plan) { return limits_.hold(plan); });
+    if (path_.empty()) {
+      path_ = path_for(parts_, options_, lowered());
+      step_ = path_.size() - 1;
+    }
+    candidate.fit = fit_within(parts_, candidate.options, lowered(), path_, limits_, step_);
     candidate.tried = true;
     candidate.fits = limits_.hold(candidate.fit.plan);
     if (!candidate.fits) return;
-    add_schedules(candidate.fit.plan, parts_.device);
+    add_estimates(candidate.fit.plan, parts_.device);
     candidate.seconds = candidate.fit.plan.seconds_per_step;
   }
 
@@ -247,6 +249,7 @@ class Comparison {
   std::vector<Candidate> candidates_;
   std::optional<ProgramSet> lowered_;  // this and the path are made when first needed
   RecomputePath path_;
+  std::size_t step_ = 0;  // of the path, that fitted last
 };
 
 /// A comparison for each form of the precision backend.
@@ -315,20 +318,6 @@ std::string text_of(const RecomputeChoice& choice) {
 Decision recompute_decision(const PlanOptions& options, const RecomputeChoice& choice, std::int64_t named_bytes) {
   return {kRecomputeKey, "[" + format_list(options.recompute) + "]", text_of(choice),
           "without further recomputation " + sized(named_bytes) + " of device memory are needed", ""};
-}
-
-std::int64_t Limits::missing(const Plan& plan) const {
-  auto above = [](std::int64_t bytes, std::int64_t limit) {
-    return limit == 0 ? 0 : std::max<std::int64_t>(bytes - limit, 0);
-  };
-  return above(plan.device_total(), device) + above(plan.host_bytes(), host);
-}
-
-Limits limits_of(const PlanParts& parts, const PlanOptions& options) {
-  const DeviceTraits& device = parts.device.traits();
-  const auto memory = static_cast<std::int64_t>(device.memory_bytes > 0 ? device.memory_bytes + device.own_bytes : 0);
-  const std::int64_t budget = options.device_budget;
-  return {budget <= 0 ? memory : memory == 0 ? budget : std::min(budget, memory), options.host_budget};
 }
 
 bool chooses(const PlanOptions& options) { return options.device_budget > 0 || options.host_budget > 0; }

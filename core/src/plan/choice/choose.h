@@ -4,19 +4,9 @@
 
 #include <optional>
 
-#include "plan/planner.h"
+#include "plan/choice/fit.h"
 
 namespace quern {
-
-/// Bytes that a plan may take; 0: any number.
-struct Limits {
-  std::int64_t device = 0, host = 0;
-  bool hold(const Plan& plan) const { return missing(plan) == 0; }
-  /// Bytes that the plan takes above them.
-  std::int64_t missing(const Plan& plan) const;
-};
-/// The least of budget and device memory; the host's is its budget.
-Limits limits_of(const PlanParts& parts, const PlanOptions& options);
 
 /// Whether the options have a budget, which lets the planner choose. Without one, all state is on the device.
 bool chooses(const PlanOptions& options);
@@ -26,7 +16,7 @@ inline constexpr std::int64_t kSmallChunk = 1024;
 
 struct Choice {
   RecomputeChoice recompute;
-  Plan plan;  ///< with schedules where it fits; else the one that comes nearest to it
+  Plan plan;  ///< with estimates where it fits; else the one that comes nearest to it
   bool fits = false;
   const PrecisionBackend* precision = nullptr;  ///< the one of the parts' forms that it is for
 };

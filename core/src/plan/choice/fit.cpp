@@ -1,5 +1,7 @@
 #include "plan/choice/fit.h"
 
+#include <algorithm>
+#include <optional>
 #include <utility>
 
 #include "plan/time/estimate.h"
@@ -23,47 +25,83 @@ Fit fit_named(const PlanParts& parts, const PlanOptions& options, const ProgramS
   return named;
 }
 
-// Programs that keep less also need more transient memory, so what fits is found by laying plans out. All layers get
-// the step of the path that fits them all, and as many as there is room for the next one. A few steps are tried from
-// the least recomputation on; between the first that fits and the one before it the border is found by halves.
-Fit fit_within(const PlanParts& parts, const PlanOptions& options, const ProgramSet& lowered, const RecomputePath& path,
-               const PlanTest& fits_all) {
-  constexpr std::size_t kProbes = 4;
-  auto trial = [&](RecomputeChoice choice) {
-    Plan plan = plan_with(parts, options, lowered, choice, fits_all);
-    return Fit{std::move(choice), std::move(plan)};
+namespace {
+
+/// The largest number from `low` on that `fits`; `low` does, `high` does not. `at` is tried first, then numbers farther
+/// and farther from it, up to one on the other side, and in between by halves.
+template <class Fits>
+std::int64_t border(std::int64_t low, std::int64_t high, std::int64_t at, Fits fits) {
+  bool below = false, above = false;
+  for (std::int64_t apart = 1; high - low > 1; apart *= 2) {
+    at = std::clamp(at, low + 1, high - 1);
+    if (fits(at)) {
+      low = at;
+      below = true;
+    } else {
+      high = at;
+      above = true;
+    }
+    at = below && above ? (low + high) / 2 : below ? low + apart : high - apart;
+  }
+  return low;
+}
+
+std::int64_t transient_bytes(const Plan& plan) {
+  std::int64_t bytes = 0;
+  for (const OwnerBytes& owner : plan.owners) bytes += owner.owner == kTransient ? owner.bytes : 0;
+  return bytes;
+}
+
+/// How many layers may have what all of `more` have and none of `fit`: each adds as much.
+std::int64_t layers_that_fit(const Plan& fit, const Plan& more, const Limits& limits) {
+  const std::int64_t layers = fit.model.layers, programs = transient_bytes(more) - transient_bytes(fit);
+  auto of = [&](std::int64_t limit, std::int64_t bytes, std::int64_t all) {
+    return limit == 0 || all <= bytes ? layers : (limit - bytes) / std::max<std::int64_t>((all - bytes) / layers, 1);
   };
-  const std::size_t last = path.size() - 1;
-  std::size_t step = last, too_little = path.size();
-  Fit fit = trial({.recomputed = path[step]});
-  for (std::size_t probe = kProbes; probe-- > 0 && step > 0 && !fits_all(fit.plan);) {
-    too_little = std::exchange(step, last * probe / kProbes);
-    fit = trial({.recomputed = path[step]});
-  }
-  while (fits_all(fit.plan) && too_little - step > 1) {
-    const std::size_t middle = (step + too_little) / 2;
-    Fit less = trial({.recomputed = path[middle]});
-    if (!fits_all(less.plan)) {
-      too_little = middle;
-    } else {
-      step = middle;
-      fit = std::move(less);
-    }
-  }
-  if (!fits_all(fit.plan)) fit.plan = plan_with(parts, options, lowered, fit.choice, [](const Plan&) { return true; });
-  if (!fits_all(fit.plan) || step + 1 == path.size()) return fit;
-  std::int64_t fits = 0, too_many = fit.plan.model.layers;
-  while (too_many - fits > 1) {
-    const std::int64_t middle = (fits + too_many) / 2;
-    Fit more = trial({.recomputed = path[step], .fewer = path[step + 1], .richer_layers = middle});
-    if (!fits_all(more.plan)) {
-      too_many = middle;
-    } else {
-      fits = middle;
-      fit = std::move(more);
-    }
-  }
-  return fit;
+  return std::min(
+      of(limits.device - (limits.device > 0 ? programs : 0), fit.device_total(), more.device_total() - programs),
+      of(limits.host, fit.host_bytes(), more.host_bytes()));
+}
+
+}  // namespace
+
+std::int64_t Limits::missing(const Plan& plan) const {
+  auto above = [](std::int64_t bytes, std::int64_t limit) {
+    return limit == 0 ? 0 : std::max<std::int64_t>(bytes - limit, 0);
+  };
+  return above(plan.device_total(), device) + above(plan.host_bytes(), host);
+}
+
+Limits limits_of(const PlanParts& parts, const PlanOptions& options) {
+  const DeviceTraits& device = parts.device.traits();
+  const auto memory = static_cast<std::int64_t>(device.memory_bytes > 0 ? device.memory_bytes + device.own_bytes : 0);
+  const std::int64_t budget = options.device_budget;
+  return {budget <= 0 ? memory : memory == 0 ? budget : std::min(budget, memory), options.host_budget};
+}
+
+// Programs that keep less also need more transient memory, so what fits is found by laying plans out. All layers get
+// the step of the path that fits them all, and as many as there is room for the next one.
+Fit fit_within(const PlanParts& parts, const PlanOptions& options, const ProgramSet& lowered, const RecomputePath& path,
+               const Limits& limits, std::size_t& guess) {
+  std::optional<Fit> fit, above;  // the last that fits, and that does not
+  auto fits = [&](RecomputeChoice choice) {
+    Plan plan = plan_with(parts, options, lowered, choice, [&](const Plan& plan) { return limits.hold(plan); });
+    const bool held = limits.hold(plan);
+    (held ? fit : above) = Fit{std::move(choice), std::move(plan)};
+    return held;
+  };
+  const auto steps = static_cast<std::int64_t>(path.size());
+  const std::int64_t step = border(-1, steps, static_cast<std::int64_t>(guess), [&](std::int64_t at) {
+    return fits({.recomputed = path[static_cast<std::size_t>(at)]});
+  });
+  guess = static_cast<std::size_t>(std::max<std::int64_t>(step, 0));
+  if (!fit) return std::move(*above);
+  if (step + 1 == steps) return std::move(*fit);
+  const std::int64_t layers = layers_that_fit(fit->plan, above->plan, limits);
+  border(0, fit->plan.model.layers, layers, [&](std::int64_t richer) {
+    return fits({.recomputed = path[guess], .fewer = path[guess + 1], .richer_layers = richer});
+  });
+  return std::move(*fit);
 }
 
 }  // namespace quern

@@ -8,7 +8,6 @@
 #include <utility>
 
 #include "base/format.h"
-#include "plan/choice/fit.h"
 #include "plan/lay_out.h"
 #include "plan/schedule/make_schedules.h"
 
@@ -24,7 +23,8 @@ class Search {
         options_(options),
         limits_(limits_of(parts, options)),
         lowered_(parts, choice.plan.options),
-        path_(path_for(parts, options, lowered_)) {}
+        path_(path_for(parts, options, lowered_)),
+        step_(path_.size() - 1) {}
 
   void run_chunks(Choice& best) {
     for (const std::int64_t chunk : {std::int64_t{4096}, std::int64_t{2048}, std::int64_t{1024}, std::int64_t{512}}) {
@@ -75,11 +75,11 @@ class Search {
     std::optional<Decision> recomputes;
     if (!holds(fit.plan)) {
       const std::int64_t named_bytes = fit.plan.device_total();
-      fit = fit_within(parts_, trial, lowered, path_, holds);
+      fit = fit_within(parts_, trial, lowered, path_, limits_, step_);
       if (!holds(fit.plan)) return std::numeric_limits<double>::infinity();
       recomputes = recompute_decision(options_, fit.choice, named_bytes);
     }
-    add_schedules(fit.plan, parts_.device);
+    add_estimates(fit.plan, parts_.device);
     const double seconds = fit.plan.seconds_per_step;
     if (seconds >= best.plan.seconds_per_step) return seconds;
     std::vector<Decision>& decisions = fit.plan.decisions = std::move(best.plan.decisions);
@@ -106,6 +106,7 @@ class Search {
   const Limits limits_;
   const ProgramSet lowered_;
   const RecomputePath path_;
+  std::size_t step_;                     ///< of the path, that fitted last
   std::map<std::string, double> tried_;  ///< seconds of a step, by placements
 };
 
@@ -152,11 +153,12 @@ void keep_reused(const PlanParts& parts, const PlanOptions& options, Choice& bes
   const std::int64_t room = limits_of(parts, options).device - plan.device_total();
   if (!best.fits || !chooses(options) || plan.ring.bytes == 0 || plan.options.kept_bytes > 0 || room <= 0) return;
   const auto alignment = static_cast<std::int64_t>(parts.device.traits().alignment);
-  const std::int64_t bytes = std::min(room / alignment * alignment, reused_bytes(make_schedules(plan), alignment, plan.ring.spare));
+  const std::int64_t bytes =
+      std::min(room / alignment * alignment, reused_bytes(make_schedules(plan), alignment, plan.ring.spare));
   if (bytes == 0) return;
   plan.options.kept_bytes = bytes;
   lay_out_kept(plan);
-  add_schedules(plan, parts.device);
+  add_estimates(plan, parts.device);
 }
 
 Choice choose_with_shares(const PlanParts& parts, const PlanOptions& options) {

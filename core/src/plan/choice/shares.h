@@ -15,7 +15,8 @@ void try_shares(const PlanParts& parts, const PlanOptions& options, Choice& best
 /// of sums.
 void try_chunks(const PlanParts& parts, const PlanOptions& options, Choice& best);
 
-/// Fills what a budget leaves with values of stores and ranks that several windows of a run read, so that they come once.
+/// Fills what a budget leaves with values of stores and ranks that several windows of a run read, so that they come
+/// once.
 void keep_reused(const PlanParts& parts, const PlanOptions& options, Choice& best);
 
 /// What choose() finds, then shares of it, and what fits beside them.

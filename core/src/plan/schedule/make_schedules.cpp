@@ -35,8 +35,7 @@ class Maker {
  public:
   explicit Maker(const Plan& plan) : plan_(plan), places_(plan, set_.values) {}
 
-  template <class Wanted>
-  ScheduleSet make(Wanted wanted) {
+  ScheduleSet make(const std::function<bool(const Run&)>& wanted) {
     for (const StorePlan& store : plan_.stores) set_.in_place.push_back(store.in_place);
     for (const PlannedTensor& tensor : plan_.tensors)
       if (tensor.over_ranks) add_over_ranks(tensor);
@@ -470,13 +469,17 @@ class Maker {
 }  // namespace
 
 ScheduleSet make_schedules(const Plan& plan) {
-  return Maker(plan).make([](const Run&) { return true; });
+  return make_schedules(plan, [](const Run&) { return true; });
+}
+
+ScheduleSet make_schedules(const Plan& plan, const std::function<bool(const Run&)>& wanted) {
+  return Maker(plan).make(wanted);
 }
 
 // A micro-step that ends a step holds what the others do, and one that applies an update more.
 ScheduleSet make_largest_schedules(const Plan& plan) {
   const bool ends = !order_of(plan, Run::last).empty();
-  return Maker(plan).make([&](const Run& run) {
+  return make_schedules(plan, [&](const Run& run) {
     return run.kind != Run::Kind::micro_step || (run.step.last == ends && run.step.first == run.step.updates);
   });
 }
