@@ -1,11 +1,12 @@
 #!/usr/bin/env python3
-"""Compares every model plugin with transformers both ways: an export's logits and config, and greedy texts.
+"""Compares every model plugin with transformers: loss and gradients of a step, an export's logits, and greedy texts.
 
-    scripts/transformers_checks/check_families.py [--goldens tests/goldens] [--quern build/release/bin/quern] [case ...]
+    QUERN_PREFIX=build/release scripts/transformers_checks/check_families.py [--goldens tests/goldens] [case ...]
 
 For each case of the goldens, `quern train` takes one step of no length from its weights and exports in fp32, and transformers
 loads the export. What must hold: the same tensors as the case's model, to the last bits that a norm's offset costs; logits
-equal to the golden's; and a text of greedy tokens equal to quern's. Needs torch, transformers, safetensors and numpy.
+equal to the golden's; a text of greedy tokens equal to quern's; and the loss and gradients of a step on random tokens, as
+`python -m quern.verify` compares them. Needs torch, transformers, safetensors and numpy.
 """
 
 import json
@@ -19,6 +20,9 @@ sys.path.insert(0, str(ROOT / "frontends" / "python"))
 from quern.base.arguments import parser_for
 from quern.base.end_of_main import script
 from quern.base.fault import Fault
+from quern.base.installation import find_quern
+from quern.driver.config import Config
+from quern.verify import check_torch
 
 LOGITS = 1e-5  # of the largest; what sums in fp32 leave
 WEIGHTS = 1e-7  # an offset of 1 and back, in fp32
@@ -104,7 +108,10 @@ def check(case, quern):
         said = json.loads(printed.strip().splitlines()[-1])["tokens"]
         if said != text[PROMPT:]:
             faults.append(f"greedy text {said}, transformers {text[PROMPT:]}")
-    return faults, off
+        good, step = check_torch(Config.load(config).set("train.micro_batch", 4), folder / "step")
+        if not good:
+            faults.append("loss or gradients of a step")
+    return faults, f"logits off by {off:.1e}; {step}"
 
 
 @script
@@ -112,7 +119,7 @@ def main(arguments=None):
     parser = parser_for(None, __doc__)
     parser.add_argument("cases", nargs="*", metavar="case", help="default: all")
     parser.add_argument("--goldens", type=Path, default=ROOT / "tests" / "goldens")
-    parser.add_argument("--quern", type=Path, default=Path("build/release/bin/quern"))
+    parser.add_argument("--quern", help="default: the program of $QUERN_PREFIX, or of this checkout")
     options = parser.parse_args(arguments)
     cases = sorted(path for path in options.goldens.iterdir() if path.is_dir())
     bad = 0
@@ -120,11 +127,11 @@ def main(arguments=None):
         if options.cases and case.name not in options.cases:
             continue
         try:
-            faults, off = check(case, options.quern)
+            faults, figures = check(case, find_quern(options.quern))
         except (KeyError, ValueError) as error:  # transformers has no such model
             print(f"{case.name:20} left out: {str(error).splitlines()[0][:90]}")
             continue
-        print(f"{case.name:20} {'; '.join(faults) or 'ok'}  (logits off by {off:.1e})")
+        print(f"{case.name:20} {'; '.join(faults) or 'ok'}  ({figures})", flush=True)
         bad += bool(faults)
     return 1 if bad else 0
 

@@ -56,7 +56,7 @@ def peft_losses(options, data, dtype):
     optimizer = torch.optim.AdamW(trained, lr=options.rate, betas=BETAS, eps=EPSILON, weight_decay=0.0)
     losses = []
     for rows in torch.from_numpy(data).to(device):
-        logits = model(input_ids=rows[:, :-1], use_cache=False).logits.float()
+        logits = model(input_ids=rows[:, :-1], use_cache=False).logits.double()  # torch sums 49152 exponentials in fp32 to 1e-5
         loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), rows[:, 1:].flatten())
         optimizer.zero_grad()
         loss.backward()

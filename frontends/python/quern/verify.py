@@ -89,7 +89,7 @@ def torch_gradients(model: Path, rows: Any) -> tuple[float, dict[str, Any]]:
     import torch
     from transformers import AutoModelForCausalLM
 
-    network = AutoModelForCausalLM.from_pretrained(model, torch_dtype=torch.float32, attn_implementation="eager").train()
+    network = AutoModelForCausalLM.from_pretrained(model, torch_dtype=torch.float32, attn_implementation="eager").eval()
     total = 0.0
     for row in torch.from_numpy(rows.astype(np.int64)):
         logits = network(row[None, :-1]).logits[0].float()
