@@ -109,8 +109,7 @@ TEST_CASE("a log sink that keeps events back, and an option without help") {
 }
 
 TEST_CASE("a store that rounds offsets") {
-  check_broken("offload", "rounds_offset", {"parts of a slot", "streams", "neighbouring parts"},
-               {"got ", "want "});
+  check_broken("offload", "rounds_offset", {"parts of a slot", "streams", "neighbouring parts"}, {"got ", "want "});
 }
 
 TEST_CASE("a store that does not wait for the stream") {
@@ -157,6 +156,17 @@ TEST_CASE("an update op that looks at more than it states") {
           std::string::npos);
     CHECK(text.find("after a change of gradient's element") != std::string::npos);
   }
+}
+
+TEST_CASE("an update that leaves the last element of a tensor") {
+  PluginHost host = run_host();
+  CheckOptions options;
+  options.settings = {"tail=true"};
+  const Report report = check(host, (kFolder / "optimizer" / "libquern_ratio.so").string(), options);
+  const std::string text = report.text();
+  CAPTURE(text);
+  CHECK(report.count(Verdict::broken) == 1);
+  CHECK(text.find("after a step whose gradients are large everywhere") != std::string::npos);
 }
 
 TEST_CASE("sound plugins of other kinds") {

@@ -73,6 +73,32 @@ std::string keeps_to_rate(const Subject& subject, const Model& model) {
   return "";
 }
 
+/// Under gradients that are not small anywhere each element of each master changes.
+std::string changes_all(const Subject& subject, const Model& model) {
+  Made made = fresh(subject, model);
+  made.trial->train(0, 1);
+  Engine& engine = made.trial->engine();
+  engine.micro_step(random_batch({4, 8}, model.traits().vocabulary, 9),
+                    {.step = 1, .learning_rate = 1e-2f, .updates = 1});
+  for (const PlannedTensor& tensor : made.trial->plan().tensors) {
+    if (tensor.kind != "gradient") continue;
+    std::vector<float> sums = testkit::random_normal(tensor.bytes() / static_cast<std::int64_t>(sizeof(float)), 3, 100);
+    for (float& sum : sums) sum += sum < 0 ? -100.0f : 100.0f;
+    made.trial->write("gradient", tensor.parameter, tensor.layer, sums);
+  }
+  const Tensors before = made.trial->all("master");
+  engine.update();
+  engine.result();
+  std::size_t elements = 0;
+  for (const auto& [name, after] : made.trial->all("master"))
+    for (std::size_t i = 0; i < after.size(); ++i, ++elements)
+      need(after[i] != before.at(name)[i],
+           "element " + std::to_string(i) + " of " + std::to_string(after.size()) + " of " + name +
+               " after a step whose gradients are large everywhere",
+           "as before", "another value");
+  return std::to_string(elements) + " elements";
+}
+
 /// Sums of gradients that are `factor`, a power of two, times as large over as many times the tokens are the same mean.
 State after_scaled_sums(const Subject& subject, const Model& model, float factor) {
   Made made = fresh(subject, model);
@@ -321,6 +347,7 @@ void check_optimizer(Report& report, const Subject& subject) {
   const testkit::TinyModel model;
   report.contract("learns", [&] { return learns(subject, model); });
   report.contract("learning rate", [&] { return keeps_to_rate(subject, model); });
+  report.contract("every element", [&] { return changes_all(subject, model); });
   report.contract("gradient scale", [&] { return scales_gradients(subject, model); });
   report.contract("locality", [&] { return local(subject); });
   report.contract("skips", [&] { return skips(subject, model); });

@@ -1,5 +1,6 @@
 // An optimizer whose step is scaled by the ratio of two norms of a whole matrix, as LAMB's is (You et al., "Large Batch
-// Optimization for Deep Learning", 2020). `locality` is what it states: anything but "matrix" is its fault.
+// Optimization for Deep Learning", 2020). `locality` is what it states: anything but "matrix" is its fault, and so is
+// that it leaves the last element of a tensor, `tail`.
 #include <cmath>
 #include <cstring>
 
@@ -27,6 +28,7 @@ double norm_of(const View& x) {
 /// update, step, and of each tensor gradient, master, moment1, moment2 -> master, moment1, moment2
 class RatioKernel final : public Kernel {
  public:
+  explicit RatioKernel(bool tail) : left_(tail ? 1 : 0) {}
   void launch(std::span<const View> in, std::span<const View> out, const Exec&) const override {
     const auto update = words_of<UpdateState>(in[0]);
     const auto step = words_of<StepState>(in[1]);
@@ -37,10 +39,13 @@ class RatioKernel final : public Kernel {
         moment.as<float>()[k] = 0.9f * moment.as<float>()[k] + 0.1f * update.gradient_scale * gradient.as<float>()[k];
       const double moved = norm_of(moment), kept = norm_of(master);
       const double ratio = moved > 0 && kept > 0 ? kept / moved : 1;
-      for (std::int64_t k = 0; k < master.count(); ++k)
+      for (std::int64_t k = 0; k < master.count() - left_; ++k)
         master.as<float>()[k] -= static_cast<float>(double{step.learning_rate} * ratio) * moment.as<float>()[k];
     }
   }
+
+ private:
+  std::int64_t left_;
 };
 
 constexpr std::pair<const char*, UpdateLocality> kLocalities[] = {
@@ -50,12 +55,14 @@ std::string kind_of(const std::string& locality) { return "ratio_update_" + loca
 struct RatioOptions {
   std::string locality = "matrix";
   bool blocks_only = false;
+  bool tail = false;
 };
 
 OptionTable<RatioOptions> ratio_options() {
   OptionTable<RatioOptions> t;
   t.add("locality", &RatioOptions::locality, "what the op states").one_of({"element", "row", "matrix"});
   t.add("blocks_only", &RatioOptions::blocks_only, "AdamW outside the layers");
+  t.add("tail", &RatioOptions::tail, "leaves the last element of each master as it is");
   return t;
 }
 
@@ -72,7 +79,7 @@ class Ratio final : public Optimizer {
     if (options_.blocks_only && parameter.group != ParameterGroup::block)
       b.op("adamw", inputs, "", {{"beta1", 0.9}, {"beta2", 0.95}, {"eps", 1e-8}, {"weight_decay", 0.0}});
     else
-      b.op(kind_of(options_.locality), inputs, "");
+      b.op(kind_of(options_.locality), inputs, "", {{"tail", std::int64_t{options_.tail}}});
   }
 
  private:
@@ -97,8 +104,9 @@ QUERN_PLUGIN("optimizer", "ratio", manifest) {
                                 },
                             .updates = {{0, 3}, {1, 4}, {2, 5}},
                             .locality = locality});
-    manifest.kernels.push_back(
-        {"cpu", kind_of(word), [](const OpInstance&) { return std::make_unique<RatioKernel>(); }});
+    manifest.kernels.push_back({"cpu", kind_of(word), [](const OpInstance& op) {
+                                  return std::make_unique<RatioKernel>(op.attributes.integer("tail") != 0);
+                                }});
   }
   manifest.add<Optimizer>(
       "ratio", "momentum, scaled by norms of whole matrices", ratio_options().specs(),
