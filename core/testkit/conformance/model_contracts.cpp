@@ -88,7 +88,7 @@ bool has_effect(const Subject& subject, const OptionSpec& spec, const OptionValu
 /// An option has an effect, at the latest in a model with many layers and another value of another option.
 void need_effect(const Subject& subject, const OptionSpec& spec, const OptionValue& now) {
   Subject deep = subject;
-  for (const char* layers : {"num_hidden_layers", "n_layer", "num_layers"})
+  for (const char* layers : {"num_hidden_layers", "n_layer", "num_layers", "depth"})
     if (deep.values.find(layers)) deep.values.set(layers, std::int64_t{12});
   if (has_effect(deep, spec, now)) return;
   for (const OptionSpec& other : subject.factory.options) {
@@ -271,14 +271,17 @@ void change_inputs(const Plan& plan, Batch& batch, std::int64_t token) {
   }
   for (auto& [name, bytes] : batch.inputs) {
     const Value& input = *input_named(plan, name);
+    const Extents extents = extents_at(input.shape, geometry);
+    const std::int64_t size = element_count(extents) / extents[0], in_row = extents[0] / geometry.batch;
+    // A row may lack some tokens that the model adds.
     const bool of_token = input.shape[0].per_token > 0;
-    const std::int64_t parts = of_token ? geometry.tokens() : geometry.batch,
-                       part = of_token ? token : token / geometry.sequence;
-    const std::int64_t size = element_count(extents_at(input.shape, geometry)) / parts;
+    const std::int64_t first = of_token ? std::min(token % geometry.sequence, in_row - 1) : 0;
+    const std::int64_t begin = (token / geometry.sequence * in_row + first) * size;
+    const std::int64_t end = begin + (of_token ? size : in_row * size);
     if (input.dtype == DType::f32)
-      change<float>(bytes, part * size, (part + 1) * size, [](float x) { return x + 1; });
+      change<float>(bytes, begin, end, [](float x) { return x + 1; });
     else
-      change<std::int32_t>(bytes, part * size, (part + 1) * size,
+      change<std::int32_t>(bytes, begin, end,
                            [&](std::int32_t x) { return static_cast<std::int32_t>((x + 1) % input.below); });
   }
 }
