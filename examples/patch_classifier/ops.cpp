@@ -106,10 +106,10 @@ class RunningMean final : public Kernel {
       : kind_(op.kind), add_(op.outputs[0].accumulate), momentum_(op.attributes.real_or("momentum", 0)) {}
   void launch(std::span<const View> in, std::span<const View> out, const Exec&) const override {
     const std::int64_t columns = in[0].columns(), count = in[0].count();
-    if (kind_ == "advance_mean") {
+    if (kind_ == "advance_mean") {  // out[0] is in[0]
       const double* sums = in[1].as<double>();
       for (std::int64_t c = 0; c < count; ++c)
-        in[0].as<float>()[c] =
+        out[0].as<float>()[c] =
             static_cast<float>(momentum_ * in[0].as<float>()[c] + (1 - momentum_) * sums[c] / sums[count]);
     } else if (kind_ == "centred") {
       for (std::int64_t i = 0; i < count; ++i) store(out[0], i, load(in[0], i) - in[1].as<float>()[i % columns]);
@@ -141,8 +141,12 @@ std::unique_ptr<Kernel> prepare(const OpInstance& op) {
   need_float(op, op.outputs[0]);
   if (op.kind == "patch_mean") return std::make_unique<PatchMean>(op.geometry);
   if (op.kind == "patch_mean_grad") return std::make_unique<PatchMeanGradient>(op.geometry);
-  if (op.kind == "centred" || op.kind == "pooled_sums") return std::make_unique<RunningMean>(op);
   return std::make_unique<ClassLoss>(op.kind == "smooth_loss_grad", op.attributes.real("smoothing"));
+}
+
+std::unique_ptr<Kernel> prepare_running_mean(const OpInstance& op) {
+  need_float(op, op.inputs[0]);
+  return std::make_unique<RunningMean>(op);
 }
 
 void give(InferContext& c, Shape shape, DType dtype) {
@@ -205,9 +209,9 @@ void add_ops(Manifest& manifest) {
                           .infer = [](InferContext& c) { give(c, c.inputs[0]->shape, c.inputs[0]->dtype); },
                           .updates = {{0, 0}}});
   manifest.kernels.push_back({"cpu", "patch_mean", prepare, PatchMean::query});
-  manifest.kernels.push_back(
-      {"cpu", "advance_mean", [](const OpInstance& op) { return std::make_unique<RunningMean>(op); }});
-  for (const char* op : {"patch_mean_grad", "smooth_loss", "smooth_loss_grad", "pooled_sums", "centred"})
+  for (const char* op : {"pooled_sums", "centred", "advance_mean"})
+    manifest.kernels.push_back({"cpu", op, prepare_running_mean});
+  for (const char* op : {"patch_mean_grad", "smooth_loss", "smooth_loss_grad"})
     manifest.kernels.push_back({"cpu", op, prepare});
 }
 

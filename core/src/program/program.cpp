@@ -113,6 +113,14 @@ std::string joined(const Program& program, const std::vector<ValueId>& ids) {
   return text;
 }
 
+/// " {eps = 1e-06}", or nothing.
+std::string braced(const Attributes& attributes) {
+  std::string constants;
+  for (const auto& [name, value] : attributes.all())
+    constants += (constants.empty() ? "" : ", ") + name + " = " + to_string(value);
+  return constants.empty() ? "" : " {" + constants + "}";
+}
+
 }  // namespace
 
 std::string to_string(const Program& program) {
@@ -122,10 +130,7 @@ std::string to_string(const Program& program) {
   std::vector<std::pair<std::string, std::string>> lines;
   for (const Op& op : program.ops) {
     std::string line = joined(program, op.outputs) + " = " + op.kind + "(" + joined(program, op.inputs) + ")";
-    std::string constants;
-    for (const auto& [name, value] : op.attributes.all())
-      constants += (constants.empty() ? "" : ", ") + name + " = " + to_string(value);
-    if (!constants.empty()) line += " {" + constants + "}";
+    line += braced(op.attributes);
     std::string note;
     if (!op.outputs.empty() && op.outputs[0] != kNoValue)
       note = to_string(program[op.outputs[0]].shape) + " " + std::string(name_of(program[op.outputs[0]].dtype));
@@ -133,6 +138,12 @@ std::string to_string(const Program& program) {
     if (op.phase == Phase::backward) note += ", backward";
     width = std::max(width, std::min<std::size_t>(line.size(), 100));
     lines.emplace_back(std::move(line), std::move(note));
+  }
+  for (const StateSpec& state : program.states) {
+    if (state.written || state.advance.empty()) continue;  // the precision backend's, or constant
+    std::string line = "&" + state.name + " = " + state.advance + "(&" + state.name +
+                       (state.statistics.empty() ? "" : ", &" + state.statistics) + ")" + braced(state.attributes);
+    lines.emplace_back(std::move(line), "once a step");
   }
   for (auto& [line, note] : lines) {
     if (line.size() < width) line.resize(width, ' ');
