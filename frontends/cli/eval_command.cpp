@@ -43,13 +43,15 @@ std::string line_of(const DataLoss& loss) {
 }
 
 Json json_of(const DataLoss& loss) {
-  return {{"name", loss.name},
-          {"loss", loss.loss()},
-          {"perplexity", loss.perplexity()},
-          {"targets", static_cast<std::int64_t>(loss.targets)},
-          {"tokens", loss.tokens},
-          {"seconds", loss.seconds},
-          {"tokens_per_second", loss.tokens_per_second()}};
+  Json json = {{"name", loss.name},
+               {"loss", loss.loss()},
+               {"perplexity", loss.perplexity()},
+               {"targets", static_cast<std::int64_t>(loss.targets)},
+               {"tokens", loss.tokens},
+               {"seconds", loss.seconds},
+               {"tokens_per_second", loss.tokens_per_second()}};
+  if (loss.correct > 0) json["accuracy"] = loss.correct / loss.targets;
+  return json;
 }
 
 }  // namespace
@@ -74,6 +76,8 @@ int eval_command(const Arguments& arguments) {
   std::cout << fmt::format("{:>10}{:>13}{:>15}{:>12}\n", "loss", "perplexity", "targets", "tok/s");
   for (const DataLoss& loss : losses) std::cout << line_of(loss);
   if (losses.size() > 1) std::cout << line_of(total);
+  if (total.correct > 0)
+    std::cout << fmt::format("accuracy {}%\n", format_fixed(100 * total.correct / total.targets, 2));
   if (path.empty()) return 0;
   Json json = {{"weights", opened.path}, {"device", weights.device().name}, {"quern", QUERN_VERSION}};
   for (const DataLoss& loss : losses) json["files"].push_back(json_of(loss));
