@@ -229,3 +229,11 @@ TEST_CASE("a group's initial values have its deviation, or are zeros") {
   CHECK(deviation("embedding.weight") == doctest::Approx(0.5).epsilon(0.1));
   CHECK(deviation("qkv.weight/0") == doctest::Approx(0.02).epsilon(0.1));
 }
+
+TEST_CASE("a plan whose micro-batch was chosen has all schedules") {
+  TinyFiles files;
+  TrainingRun run(files.config(), {"memory.device_budget=1GiB"});
+  run.choose_micro_batch();
+  CHECK(run.show_schedule("update").find("launch") != std::string::npos);
+  CHECK(run.show_schedule("evaluate").find("launch") != std::string::npos);
+}

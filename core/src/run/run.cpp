@@ -130,7 +130,9 @@ void TrainingRun::choose_micro_batch() {
                "make train.accumulation a multiple of parallel.ranks");
   Choice choice = session.leaves_sharding() ? choose_with_sharding(session.parts(), session.plan_options())
                                             : choose_with_micro_batch(session.parts(), session.plan_options());
-  if (choice.fits) parts_->own_plan = std::move(choice.plan);
+  if (!choice.fits) return;
+  add_schedules(choice.plan, *session.device);
+  parts_->own_plan = std::move(choice.plan);
 }
 
 std::string TrainingRun::chosen_config() {
