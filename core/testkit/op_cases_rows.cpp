@@ -283,6 +283,15 @@ void elementwise_cases(const OpRunner& runner) {
       OpComparison("geglu").in(x(1)).out(dtype, half, value).run(runner);
       OpComparison("geglu_grad").in(y(2)).in(x(1)).out(dtype, size, value).run(runner);
       OpComparison("scale", {{"factor", 1.7}}).in(x(1)).out(dtype, size, {}).run(runner);
+      const Attributes dropout{{"probability", 0.3}, {"object", std::int64_t{2}}};
+      const StepState step{.step = 3, .micro_step = 5, .seed_low = 9};
+      OpComparison("dropout", dropout).in(x(1)).in(words(DType::u32, step)).out(dtype, size, {}).run(runner);
+      OpComparison("dropout_grad", dropout)
+          .in(x(2))
+          .in(x(1))
+          .in(words(DType::u32, step))
+          .out(dtype, size, {})
+          .run(runner);
       for (const char* approximation : {"erf", "tanh"}) {
         Attributes attributes{{"approximation", std::string(approximation)}};
         OpComparison("gelu", attributes).in(x(1)).out(dtype, size, value).run(runner);

@@ -269,8 +269,46 @@ TEST_CASE("targets are names, patterns or all linears, and what they miss is ref
   refused("['lm_head']", {"adapter.targets", "no linear", "lm_head", "q_proj"});
   refused("['model.layers.1.*']", {"1 of 2 layers"});
   refused("[]", {"adapter.targets", "found none"});
-  testkit::check_refused(ErrorCode::config, {"adapter.dropout", "no dropout"},
-                         [&] { planned_bytes(files, with(kLora, {"adapter.dropout=0.1"})); });
+}
+
+TEST_CASE(
+    "dropout is part of training alone, resumes, and is the same recomputed, over ranks and where weights are "
+    "sharded") {
+  TinyFiles files;
+  // From an adapter whose B is not zero.
+  train_here(files, with(kLora, {"train.steps=3", files.run("begin")}));
+  const Overrides common = with(kLora, {"precision.id=bf16", "train.steps=4", "train.accumulation=4",
+                                        "train.eval_every=1", "parallel.reduction=reproducible",
+                                        "parallel.communicator=memcpy", "adapter.from=" + files.at("begin/adapter")});
+  const Overrides dropout = with(common, {"adapter.dropout=0.25"});
+  auto adapter = [&](const std::string& name) {
+    return read_text(files.at(name + "/adapter/adapter_model.safetensors"));
+  };
+  const SessionResult straight = train_here(files, with(dropout, {files.run("straight")}));
+  train_here(files, with(dropout, {files.run("stopped")}), 2);
+  train_here(files, with(dropout, {files.run("stopped")}));
+  CHECK(adapter("stopped") == adapter("straight"));
+  train_here(files, with(dropout, {files.run("recomputed"), "memory.recompute=['block']"}));
+  CHECK(adapter("recomputed") == adapter("straight"));
+  auto by_ranks = [&](const std::string& name, const Overrides& more) {
+    const Outcome outcome = quern_train(files, with(with(dropout, more), {files.run(name)}));
+    INFO(outcome.err);
+    REQUIRE(outcome.code == 0);
+    return adapter(name);
+  };
+  CHECK(by_ranks("two", {"parallel.ranks=2"}) == adapter("straight"));
+  CHECK(by_ranks("sharded", {"parallel.ranks=2", "parallel.shard_optimizer=ranks", "parallel.shard_weights=ranks"}) ==
+        adapter("straight"));
+
+  const SessionResult plain = train_here(files, with(common, {files.run("plain")}));
+  CHECK(plain.losses.at(1) != straight.losses.at(1));
+  const Overrides still{"optimizer.learning_rate=1e-30"};  // each step has another mask, and evaluations none
+  train_here(files, with(with(dropout, still), {files.run("still")}));
+  train_here(files, with(with(common, still), {files.run("still_plain")}));
+  for (std::size_t i = 0; i < 4; ++i)
+    CHECK(events(files.at("still"), "eval")[i].at("loss") == events(files.at("still_plain"), "eval")[i].at("loss"));
+  const auto config = nlohmann::json::parse(read_text(files.at("straight/adapter/adapter_config.json")));
+  CHECK(config.at("lora_dropout") == 0.25);
 }
 
 TEST_CASE("groups name an adapter's parameters and the base's, and rsLoRA scales by the root of the rank") {

@@ -1,7 +1,7 @@
 #pragma once
 // Counter-based random numbers: Philox 4x32-10 (Salmon et al., "Parallel Random Numbers: As Easy as 1, 2, 3", 2011).
 // A draw depends only on its key and counter, so any element can be drawn anywhere: shards, devices and resumed runs
-// agree. Used by weight initialisation, shuffling and stochastic rounding.
+// agree. Used by weight initialisation, shuffling, stochastic rounding and dropout.
 
 #include <array>
 #include <cstdint>
@@ -15,7 +15,8 @@ enum class RandomPurpose : std::uint32_t {
   round_master = 3,
   round_moment1 = 4,
   round_moment2 = 5,
-  sample = 6
+  sample = 6,
+  dropout = 7
 };
 
 /// Names one stream: the run's seed, the purpose, and the parameter (or other object) it belongs to.
@@ -61,6 +62,18 @@ constexpr std::uint32_t content_word(std::uint32_t value, std::uint32_t scale, s
   h = (h ^ h >> 16) * 0x85EBCA6Bu;
   h = (h ^ h >> 13) * 0xC2B2AE35u;
   return h ^ h >> 16;
+}
+
+/// What the masks of a dropout op of a micro-step have in common; `object` tells the ops of a program apart.
+constexpr std::uint32_t dropout_salt(std::uint64_t seed, std::uint32_t object, std::uint32_t step,
+                                     std::uint32_t micro_step) {
+  return random_block({seed, RandomPurpose::dropout, object}, step, micro_step)[0];
+}
+
+/// Whether dropout keeps an element, given the bits of its value in fp32 and its index: drawn by content, so that a
+/// mask is the same wherever and whenever the micro-step is computed, and another one in each layer.
+constexpr bool dropout_keeps(std::uint32_t value, std::uint32_t salt, std::uint32_t index, float probability) {
+  return static_cast<float>(content_word(value, salt, index) >> 8) >= probability * 0x1p24f;
 }
 
 /// Uniform in (0, 1], never zero, so that its logarithm is finite.

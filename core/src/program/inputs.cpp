@@ -33,7 +33,7 @@ std::vector<Value> declared_inputs(const std::vector<const Program*>& programs) 
   std::vector<Value> inputs;
   for (const Program* program : programs)
     for (const Value& value : program->values) {
-      if (value.role != Role::runtime) continue;
+      if (value.role != Role::runtime || value.name == names::kStep) continue;
       auto known =
           std::find_if(inputs.begin(), inputs.end(), [&](const Value& input) { return input.name == value.name; });
       if (known == inputs.end())

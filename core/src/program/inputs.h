@@ -10,7 +10,7 @@ namespace quern {
 /// A config error unless both values declare the same input; a bound that one of them lacks is the other's.
 void need_same_input(Value& known, const Value& declared);
 
-/// Inputs of a micro-batch that programs declare, each once.
+/// Inputs of a micro-batch that programs declare, each once; without the run's own, "step".
 std::vector<Value> declared_inputs(const std::vector<const Program*>& programs);
 
 /// Adds losses (and targets) to the step's sums, the state "loss_stats".

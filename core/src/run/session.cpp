@@ -125,7 +125,11 @@ Session::Session(const ResolvedConfig& resolved, PluginHost& host)
 }
 
 PeftConfig Session::peft_config() const {
-  return {.rank = adapter.rank, .alpha = adapter.alpha, .rslora = adapter.rslora, .base = train.from};
+  return {.rank = adapter.rank,
+          .alpha = adapter.alpha,
+          .rslora = adapter.rslora,
+          .dropout = adapter.dropout,
+          .base = train.from};
 }
 
 // Adapters first: groups may name their parameters.
@@ -140,6 +144,7 @@ void Session::transform_model() {
                                     LoraOptions{.where = config.where("adapter", "targets"),
                                                 .rank = adapter.rank,
                                                 .factor = adapter.alpha / (adapter.rslora ? std::sqrt(rank) : rank),
+                                                .dropout = adapter.dropout,
                                                 .targets = adapter.targets});
     lora = adapted.get();
     model = std::move(adapted);

@@ -10,6 +10,7 @@
 #include "hf/hf_weights.h"
 #include "program/names.h"
 #include "quern/error.h"
+#include "quern/step_state.h"
 #include "transform/name_pattern.h"
 
 namespace quern {
@@ -129,7 +130,7 @@ bool is_adapter(const ParameterSpec& spec) {
 }
 
 LoraModel::LoraModel(std::unique_ptr<Model> model, const OpSet& ops, const LoraOptions& options)
-    : ModelTransform(std::move(model)), factor_(options.factor) {
+    : ModelTransform(std::move(model)), factor_(options.factor), dropout_(options.dropout) {
   const std::set<std::string> linears = linear_weights(base(), ops);
   TargetNames names(options, traits().layers);
   for (const ParameterSpec& spec : base().parameters()) {
@@ -222,6 +223,16 @@ Program LoraModel::adapted(const Program& program, const ProgramBuilder::Context
                              .role = Role::parameter,
                              .parameter = spec.name});
   };
+  auto dropped = [&](ValueId x, std::size_t target, const std::string& name) {
+    if (dropout_ == 0) return x;
+    ValueId step = result.find(names::kStep);
+    if (step == kNoValue)
+      step = result.add_value({.name = names::kStep,
+                               .shape = {std::int64_t{sizeof(StepState) / 4}},
+                               .dtype = DType::u32,
+                               .role = Role::runtime});
+    return add("dropout", {x, step}, name, {{"probability", dropout_}, {"object", static_cast<std::int64_t>(target)}});
+  };
   for (Op op : program.ops) {
     for (ValueId& id : op.inputs)
       if (id != kNoValue) id = now[static_cast<std::size_t>(id)];
@@ -230,12 +241,13 @@ Program LoraModel::adapted(const Program& program, const ProgramBuilder::Context
     const ValueId y = op.outputs[0];
     const std::string name = program[y].name;
     ValueId sum = y;
-    for (const LoraTarget& target : targets_) {
+    for (std::size_t i = 0; i < targets_.size(); ++i) {
+      const LoraTarget& target = targets_[i];
       if (target.base != result[op.inputs[1]].parameter) continue;
       if (sum == y) result[y].name = name + ".base";
       const std::string branch = name + "." + last_part(target.module);
-      const ValueId narrow = add("linear", {op.inputs[0], weight(target.a), kNoValue}, branch + ".lora_A",
-                                 {{names::kLowRank, std::int64_t{1}}});
+      const ValueId narrow = add("linear", {dropped(op.inputs[0], i, branch + ".dropped"), weight(target.a), kNoValue},
+                                 branch + ".lora_A", {{names::kLowRank, std::int64_t{1}}});
       sum = add("add_matmul", {sum, narrow, weight(target.b)}, branch + ".sum",
                 {{"first", target.first}, {"factor", factor_}, {"transpose_b", std::int64_t{1}}});
     }

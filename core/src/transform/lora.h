@@ -1,7 +1,7 @@
 #pragma once
-// LoRA (Hu et al., arXiv 2106.09685): y = x W^T + b becomes y + factor (x A^T) B^T with A (rank, in) and B (out, rank),
-// which train while all else is frozen. A matrix that holds several tensors (q, k and v) has an A and a B for each, as
-// PEFT does. A's matmul is a linear and B's an add_matmul; neither is quantized.
+// LoRA (Hu et al., arXiv 2106.09685): y = x W^T + b becomes y + factor (dropout(x) A^T) B^T with A (rank, in) and B
+// (out, rank), which train while all else is frozen. A matrix that holds several tensors (q, k and v) has an A and a B
+// for each, as PEFT does. A's matmul is a linear and B's an add_matmul; neither is quantized.
 
 #include <cstdint>
 #include <span>
@@ -17,6 +17,7 @@ struct LoraOptions {
   std::string where = "adapter.targets";  ///< in the config, for errors
   std::int64_t rank = 8;
   double factor = 2;                      ///< alpha / rank, or alpha / sqrt(rank)
+  double dropout = 0;                     ///< share of the elements of A's input that training sets to zero
   std::vector<std::string> targets = {};  ///< modules: "q_proj", a pattern of whole names, or kAllLinear
 };
 inline constexpr const char* kAllLinear = "all-linear";
@@ -52,7 +53,7 @@ class LoraModel final : public ModelTransform {
  private:
   Program adapted(const Program& program, const ProgramBuilder::Context& context) const;
 
-  double factor_;
+  double factor_, dropout_;
   std::vector<LoraTarget> targets_;
   std::vector<std::string> other_modules_;  // linears without an adapter
 };

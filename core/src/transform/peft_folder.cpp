@@ -28,7 +28,7 @@ std::string config_text(const PeftConfig& config, const LoraModel& model) {
   json["r"] = config.rank;
   json["lora_alpha"] = config.alpha;
   if (config.alpha == std::floor(config.alpha)) json["lora_alpha"] = static_cast<std::int64_t>(config.alpha);
-  json["lora_dropout"] = 0.0;
+  json["lora_dropout"] = config.dropout;
   if (config.rslora) json["use_rslora"] = true;  // older versions do not know it
   json["target_modules"] = model.target_modules();
   json["fan_in_fan_out"] = model.targets_are_transposed();

@@ -12,6 +12,7 @@ struct PeftConfig {
   std::int64_t rank = 8;
   double alpha = 16;
   bool rslora = false;
+  double dropout = 0;  ///< may differ from the folder's
   std::string base = {};  ///< directory of the base model, as written in the config; may be empty
 };
 

@@ -102,6 +102,22 @@ class ByParameter final : public PrecisionBackend {
   const std::vector<ParameterSpec>& specs_;
 };
 
+/// The program without dropout, which only training has.
+Program without_dropout(Program program) {
+  std::vector<ValueId> now(program.values.size());
+  for (std::size_t i = 0; i < now.size(); ++i) now[i] = static_cast<ValueId>(i);
+  std::erase_if(program.ops, [&](Op& op) {
+    for (ValueId& id : op.inputs)
+      if (id != kNoValue) id = now[static_cast<std::size_t>(id)];
+    if (op.kind != "dropout") return false;
+    now[static_cast<std::size_t>(op.outputs[0])] = op.inputs[0];
+    return true;
+  });
+  for (ValueId& id : program.outputs) id = now[static_cast<std::size_t>(id)];
+  drop_unused(program);
+  return program;
+}
+
 void count_loss(Program& program, const OpSet& ops) {
   std::vector<ValueId> inputs{program.outputs[0], program.find(names::kTargets)};
   for (const Op& op : program.ops)
@@ -276,7 +292,7 @@ Stage ProgramSet::make_stage(const Program& program, const PrecisionBackend& inn
               .forward = {},
               .backward = {},
               .evaluate = {}};
-  LoweredProgram evaluate = as_stored(lower_precision({.program = program}, ops_, precision));
+  LoweredProgram evaluate = as_stored(lower_precision({.program = without_dropout(program)}, ops_, precision));
   stage.evaluate = std::move(evaluate.joint.program);
   auto set_chunk = [&](Op& op) {
     if (ops_.at(op.kind).loss.chunk && options_.loss_chunk > 0) op.attributes.set("chunk", options_.loss_chunk);

@@ -1,7 +1,14 @@
 // Element-wise ops, sums of columns into others, and the column sum that is a bias's gradient.
 #include "program/ops/ops.h"
+#include "quern/step_state.h"
 
 namespace quern::ops {
+
+namespace {
+
+constexpr std::int64_t kStepStateWords = sizeof(StepState) / 4;
+
+}
 
 void add_elementwise(OpSet& set) {
   set.add({.kind = "add",
@@ -48,6 +55,29 @@ void add_elementwise(OpSet& set) {
            .outputs = {"y"},
            .infer = [](InferContext& c) { same(c, 0, 0); },
            .backward = [](BackwardContext& b) { b.emit("scale", {b.output_grad()}, {0}, b.op().attributes); },
+           .may_overwrite = {{0, 0}}});
+  // x with elements set to zero at random, others divided by 1 - probability; `step` is the run's StepState.
+  set.add({.kind = "dropout",
+           .inputs = {"x", "step"},
+           .outputs = {"y"},
+           .infer =
+               [](InferContext& c) {
+                 need_vector(c, 1, kStepStateWords);
+                 same(c, 0, 0);
+               },
+           .backward =
+               [](BackwardContext& b) {
+                 b.emit("dropout_grad", {b.output_grad(), b.input(0), b.input(1)}, {0}, b.op().attributes);
+               }});
+  set.add({.kind = "dropout_grad",
+           .inputs = {"dy", "x", "step"},
+           .outputs = {"dx"},
+           .infer =
+               [](InferContext& c) {
+                 need_same(c, 1, 0);
+                 need_vector(c, 2, kStepStateWords);
+                 same(c, 0, 0);
+               },
            .may_overwrite = {{0, 0}}});
   // Of logits, outside the loss, which has a cap of its own.
   set.add({.kind = "soft_cap",

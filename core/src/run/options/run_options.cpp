@@ -75,7 +75,10 @@ OptionTable<AdapterOptions> adapter_options() {
       "modules that get an adapter: last part of a name (q_proj), a pattern of the whole name (model.layers.*.mlp.*), "
       "or all-linear: every linear of the layers");
   t.add("rslora", &AdapterOptions::rslora, "alpha / sqrt(rank) instead of alpha / rank (arXiv 2312.03732)");
-  t.add("dropout", &AdapterOptions::dropout, "of the adapters' inputs; only 0 can be run").at_least(0).at_most(1);
+  t.add("dropout", &AdapterOptions::dropout,
+        "share of the elements of each adapter's input that a step of training sets to zero, at random")
+      .at_least(0)
+      .at_most(0.99);
   t.add("merge", &AdapterOptions::merge,
         "the export at the end of a run is the whole model with the adapter in it, beside the adapter's own folder; "
         "false: only that folder");

@@ -125,9 +125,6 @@ SectionSchema adapter_section() {
       section_of("adapter", "Low-rank matrices that train in place of the model.", adapter_options());
   schema.check = [](const OptionValues& values) {
     SectionFindings findings;
-    if (values.get<double>("dropout") > 0)
-      findings.emplace_back("dropout", "found " + to_string(OptionValue(values.get<double>("dropout"))) +
-                                           ", expected 0: there is no dropout yet");
     if (values.get<std::vector<std::string>>("targets").empty())
       findings.emplace_back("targets", "found none, expected modules such as \"q_proj\", or \"all-linear\"");
     return findings;

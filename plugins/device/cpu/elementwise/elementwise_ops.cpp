@@ -8,6 +8,8 @@
 #include "primitives/row_math.h"
 #include "primitives/simd.h"
 #include "primitives/softmax_rows.h"
+#include "quern/random.h"
+#include "quern/step_state.h"
 #include "runtime/kernels.h"
 #include "runtime/operand_check.h"
 
@@ -300,6 +302,42 @@ OpSupport query_column_sum(const OpInstance& op) {
   return check.input(0, "x", extents_of(op, 0)).sum(0, "sum", {columns}).support(ColumnSums::bytes(rows, columns));
 }
 
+QUERN_CPU_CLONES void drop(const float* dy, const float* x, std::int64_t first, std::int64_t count, std::uint32_t salt,
+                           float probability, float* y) {
+  const float factor = 1.0f / (1.0f - probability);
+  for (std::int64_t i = 0; i < count; ++i) {
+    const auto value = __builtin_bit_cast(std::uint32_t, x[i]);
+    y[i] = dropout_keeps(value, salt, static_cast<std::uint32_t>(first + i), probability) ? dy[i] * factor : 0.0f;
+  }
+}
+
+// dy (any), x, step -> dx; without dy, x -> y
+Launch prepare_dropout(const OpInstance& op) {
+  const auto probability = static_cast<float>(op.attributes.real("probability"));
+  const auto object = static_cast<std::uint32_t>(op.attributes.integer("object"));
+  return [=](std::span<const View> in, std::span<const View> out, const Exec&) {
+    const View &dy = in[0], &x = in[in.size() - 2], &y = out[0];
+    const StepState& state = *in.back().as<StepState>();
+    const std::uint64_t seed = std::uint64_t{state.seed_high} << 32 | state.seed_low;
+    const std::uint32_t salt = dropout_salt(seed, object, state.step, state.micro_step);
+    for_blocks(y.count(), kBlockElements, [&](std::int64_t, std::int64_t begin, std::int64_t end) {
+      const std::int64_t count = end - begin;
+      float* values = target(y, begin, scratch(kY, kBlockElements));
+      drop(load(dy, begin, count, scratch(kA, kBlockElements)), load(x, begin, count, scratch(kB, kBlockElements)),
+           begin, count, salt, probability, values);
+      store(y, begin, count, values);
+    });
+  };
+}
+
+OpSupport query_dropout(const OpInstance& op) {
+  const std::size_t inputs = op.kind == "dropout" ? 2 : 3;
+  OperandCheck check(op, inputs, 1);
+  for (std::size_t i = 0; i + 1 < inputs; ++i) check.input(i, i + 2 == inputs ? "x" : "dy", extents_of(op, 0));
+  check.input(inputs - 1, "step", {std::int64_t{sizeof(StepState) / 4}}, DType::u32);
+  return check.output(0, inputs == 2 ? "y" : "dx", extents_of(op, 0)).support();
+}
+
 }  // namespace
 
 void add_elementwise_ops(OpTable& table) {
@@ -315,6 +353,7 @@ void add_elementwise_ops(OpTable& table) {
   table["swiglu_and_grad"] = {prepare_swiglu_and_grad, query_swiglu_and_grad};
   table["gelu"] = {prepare_gelu, [](const OpInstance& op) { return query_gelu(op, false); }};
   table["gelu_grad"] = {prepare_gelu_grad, [](const OpInstance& op) { return query_gelu(op, true); }};
+  table["dropout"] = table["dropout_grad"] = {prepare_dropout, query_dropout};
   table["column_sum"] = {prepare_column_sum, query_column_sum};
 }
 

@@ -2,6 +2,7 @@
 #include "tests/op_harness.h"
 
 #include "quern/numeric.h"
+#include "quern/step_state.h"
 
 using namespace quern;
 using namespace quern::cpu::harness;
@@ -88,6 +89,52 @@ TEST_CASE("scale and soft_cap are their definitions, in place too") {
       OpRun("soft_cap", {{"cap", 3.0}}).in(x.view()).out(x.view()).run();
       CHECK(difference(x.view(), capped.view()) == "");
     }
+  }
+}
+
+TEST_CASE(
+    "dropout drops its share, of other elements in each step, micro-step and op, and its gradient the same ones") {
+  const std::int64_t count = 40000;
+  for (DType dtype : kDtypes) {
+    CAPTURE(name_of(dtype));
+    std::vector<float> ones(count, 1.0f);
+    PoisonedTensor x = ramp(dtype, count), dy(dtype, {count}, ones);
+    auto kept = [&](const StepState& state, std::int64_t object, double probability) {
+      PoisonedTensor step(DType::u32, {16}), y(dtype, {count}), dx(dtype, {count});
+      std::memcpy(step.view().data, &state, sizeof state);
+      const Attributes attributes{{"probability", probability}, {"object", object}};
+      OpRun("dropout", attributes).in(x.view()).in(step.view()).out(y.view()).run();
+      OpRun("dropout_grad", attributes).in(dy.view()).in(x.view()).in(step.view()).out(dx.view()).run();
+      std::vector<bool> kept;
+      const std::vector<float> values = x.floats(), dropped = y.floats(), gradient = dx.floats();
+      const float factor =
+          PoisonedTensor(dtype, {1}, std::vector<float>{static_cast<float>(1 / (1 - probability))}).floats()[0];
+      for (std::size_t i = 0; i < values.size(); ++i) {
+        kept.push_back(gradient[i] != 0);
+        const float want = kept[i] ? values[i] / static_cast<float>(1 - probability) : 0.0f;
+        if (!(std::abs(dropped[i] - want) <= 0.01f * std::abs(want)) ||
+            !(gradient[i] == 0 || std::abs(gradient[i] - factor) <= 0.01f * factor))
+          FAIL("element " << i << ": " << dropped[i] << ", expected " << want << "; gradient " << gradient[i]);
+      }
+      return kept;
+    };
+    auto share = [&](const std::vector<bool>& mask) {
+      return static_cast<double>(std::count(mask.begin(), mask.end(), false)) / count;
+    };
+    const StepState state{.step = 3, .micro_step = 1, .seed_low = 7};
+    for (double probability : {0.05, 0.5, 0.9})  // five standard deviations are 0.0125
+      CHECK(std::abs(share(kept(state, 0, probability)) - probability) < 0.0125);
+    const std::vector<bool> mask = kept(state, 0, 0.5);
+    CHECK(kept(state, 0, 0.5) == mask);
+    for (const StepState& other :
+         {StepState{.step = 4, .micro_step = 1, .seed_low = 7}, StepState{.step = 3, .micro_step = 2, .seed_low = 7},
+          StepState{.step = 3, .micro_step = 1, .seed_low = 7, .seed_high = 1}}) {
+      const std::vector<bool> another = kept(other, 0, 0.5);
+      std::vector<bool> differs(mask.size());
+      for (std::size_t i = 0; i < mask.size(); ++i) differs[i] = mask[i] == another[i];
+      CHECK(std::abs(share(differs) - 0.5) < 0.0125);
+    }
+    CHECK(kept(state, 1, 0.5) != mask);
   }
 }
 

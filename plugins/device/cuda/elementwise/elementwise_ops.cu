@@ -117,6 +117,7 @@ void add_elementwise_ops(OpTable& table) {
                           return known.refusal.empty() ? query_map(op, {"dy", "x"}, "dx") : known;
                         }};
   add_swiglu_ops(table);
+  add_dropout_ops(table);
   add_column_sum_op(table);
   add_reduce_ranks_op(table);
   add_sum_tree_op(table);

@@ -6,6 +6,7 @@
 namespace quern::cuda {
 
 void add_swiglu_ops(OpTable& table);  // swiglu, swiglu_grad, swiglu_and_grad
+void add_dropout_ops(OpTable& table);
 void add_column_sum_op(OpTable& table);
 void add_reduce_ranks_op(OpTable& table);
 void add_sum_tree_op(OpTable& table);
