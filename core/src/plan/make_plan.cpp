@@ -2,8 +2,8 @@
 #include <cstdlib>
 #include <functional>
 
+#include "plan/choice/choose.h"
 #include "plan/choice/refusal.h"
-#include "plan/choice/shares.h"
 #include "plan/laws/check_schedules.h"
 #include "plan/planner.h"
 #include "plan/schedule/make_schedules.h"

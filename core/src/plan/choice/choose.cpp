@@ -309,19 +309,6 @@ class Forms {
 
 }  // namespace
 
-std::string text_of(const RecomputeChoice& choice) {
-  const std::string text = std::to_string(choice.recomputed.size()) + " values of a layer";
-  if (choice.richer_layers == 0) return text;
-  return text + ", " + std::to_string(choice.fewer.size()) + " in the first " + std::to_string(choice.richer_layers);
-}
-
-Decision recompute_decision(const PlanOptions& options, const RecomputeChoice& choice, std::int64_t named_bytes) {
-  return {kRecomputeKey, "[" + format_list(options.recompute) + "]", text_of(choice),
-          "without further recomputation " + sized(named_bytes) + " of device memory are needed", ""};
-}
-
-bool chooses(const PlanOptions& options) { return options.device_budget > 0 || options.host_budget > 0; }
-
 std::optional<Choice> choose_fitting(const PlanParts& parts, const PlanOptions& options) {
   return Forms(parts, options).best();
 }
@@ -330,6 +317,14 @@ Choice choose(const PlanParts& parts, const PlanOptions& options) {
   Forms forms(parts, options);
   std::optional<Choice> best = forms.best();
   return best ? std::move(*best) : forms.nearest();
+}
+
+Choice choose_with_shares(const PlanParts& parts, const PlanOptions& options) {
+  Choice choice = choose(parts, options);
+  if (!choice.fits) return choice;
+  try_shares(parts.with(*choice.precision), options, choice);
+  keep_reused(parts.with(*choice.precision), options, choice);
+  return choice;
 }
 
 Choice choose_with_micro_batch(const PlanParts& parts, const PlanOptions& options) {

@@ -8,25 +8,8 @@
 
 namespace quern {
 
-/// Whether the options have a budget, which lets the planner choose. Without one, all state is on the device.
-bool chooses(const PlanOptions& options);
-
 /// Tokens whose logits are made at once, where the device's own choice takes too much.
 inline constexpr std::int64_t kSmallChunk = 1024;
-
-struct Choice {
-  RecomputeChoice recompute;
-  Plan plan;  ///< with estimates where it fits; else the one that comes nearest to it
-  bool fits = false;
-  const PrecisionBackend* precision = nullptr;  ///< the one of the parts' forms that it is for
-};
-
-inline constexpr const char* kRecomputeKey = "memory.recompute";
-/// The recomputed values, as decisions list them.
-std::string text_of(const RecomputeChoice& choice);
-
-/// That more is recomputed than the config's own, with which the plan would take `named_bytes` of the device.
-Decision recompute_decision(const PlanOptions& options, const RecomputeChoice& choice, std::int64_t named_bytes);
 
 /// The fastest that fits, of all placements, each with as little recomputation as fits, and of all forms of the
 /// precision backend; none: nothing fits.
@@ -35,8 +18,11 @@ std::optional<Choice> choose_fitting(const PlanParts& parts, const PlanOptions& 
 /// The same; where nothing fits, what comes nearest.
 Choice choose(const PlanParts& parts, const PlanOptions& options);
 
+/// What choose() finds, then shares of it (shares.h), and what fits beside them.
+Choice choose_with_shares(const PlanParts& parts, const PlanOptions& options);
+
 /// Chooses what changes the order of sums too, for the fastest step of the same sequences: the micro-batch, and where
-/// logits take more memory than layers the tokens whose logits are made at once; then shares (shares.h). Where none
+/// logits take more memory than layers the tokens whose logits are made at once; then shares. Where none
 /// fits, as choose does. Micro-batches are tried from large to small, up to the second in a row that is slower than the
 /// best.
 Choice choose_with_micro_batch(const PlanParts& parts, const PlanOptions& options);

@@ -4,6 +4,7 @@
 #include <optional>
 #include <utility>
 
+#include "base/format.h"
 #include "plan/time/estimate.h"
 
 namespace quern {
@@ -77,6 +78,21 @@ Limits limits_of(const PlanParts& parts, const PlanOptions& options) {
   const auto memory = static_cast<std::int64_t>(device.memory_bytes > 0 ? device.memory_bytes + device.own_bytes : 0);
   const std::int64_t budget = options.device_budget;
   return {budget <= 0 ? memory : memory == 0 ? budget : std::min(budget, memory), options.host_budget};
+}
+
+bool chooses(const PlanOptions& options) { return options.device_budget > 0 || options.host_budget > 0; }
+
+std::string text_of(const RecomputeChoice& choice) {
+  const std::string text = std::to_string(choice.recomputed.size()) + " values of a layer";
+  if (choice.richer_layers == 0) return text;
+  return text + ", " + std::to_string(choice.fewer.size()) + " in the first " + std::to_string(choice.richer_layers);
+}
+
+Decision recompute_decision(const PlanOptions& options, const RecomputeChoice& choice, std::int64_t named_bytes) {
+  return {kRecomputeKey, "[" + format_list(options.recompute) + "]", text_of(choice),
+          "without further recomputation " + format_bytes(static_cast<double>(named_bytes)) +
+              " of device memory are needed",
+          ""};
 }
 
 // Programs that keep less also need more transient memory, so what fits is found by laying plans out. All layers get

@@ -1,5 +1,5 @@
 #pragma once
-// What to recompute: the policy of the options, or as little as fits.
+// A choice, the limits that it has to hold, and what to recompute: the policy of the options, or as little as fits.
 
 #include <functional>
 
@@ -7,7 +7,21 @@
 
 namespace quern {
 
-/// A choice, and the plan with it, which has no schedules.
+struct Choice {
+  RecomputeChoice recompute;
+  Plan plan;  ///< with estimates where it fits; else the one that comes nearest to it
+  bool fits = false;
+  const PrecisionBackend* precision = nullptr;  ///< the one of the parts' forms that it is for
+};
+
+inline constexpr const char* kRecomputeKey = "memory.recompute";
+/// The recomputed values, as decisions list them.
+std::string text_of(const RecomputeChoice& choice);
+
+/// That more is recomputed than the config's own, with which the plan would take `named_bytes` of the device.
+Decision recompute_decision(const PlanOptions& options, const RecomputeChoice& choice, std::int64_t named_bytes);
+
+/// The recomputed values, and the plan with them, which has no schedules.
 struct Fit {
   RecomputeChoice choice;
   Plan plan;
@@ -26,6 +40,9 @@ struct Limits {
 };
 /// The least of budget and device memory; the host's is its budget.
 Limits limits_of(const PlanParts& parts, const PlanOptions& options);
+
+/// Whether the options have a budget, which lets the planner choose. Without one, all state is on the device.
+bool chooses(const PlanOptions& options);
 
 using PlanTest = std::function<bool(const Plan&)>;
 

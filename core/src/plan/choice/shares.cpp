@@ -161,12 +161,4 @@ void keep_reused(const PlanParts& parts, const PlanOptions& options, Choice& bes
   add_estimates(plan, parts.device);
 }
 
-Choice choose_with_shares(const PlanParts& parts, const PlanOptions& options) {
-  Choice choice = choose(parts, options);
-  if (!choice.fits) return choice;
-  try_shares(parts.with(*choice.precision), options, choice);
-  keep_reused(parts.with(*choice.precision), options, choice);
-  return choice;
-}
-
 }  // namespace quern

@@ -2,7 +2,7 @@
 // Trials beside the fastest placement of whole kinds: shares of a kind's layers on the device, other stores for
 // the optimizer's state, and how many logits are made at once.
 
-#include "plan/choice/choose.h"
+#include "plan/choice/fit.h"
 
 namespace quern {
 
@@ -18,8 +18,5 @@ void try_chunks(const PlanParts& parts, const PlanOptions& options, Choice& best
 /// Fills what a budget leaves with values of stores and ranks that several windows of a run read, so that they come
 /// once.
 void keep_reused(const PlanParts& parts, const PlanOptions& options, Choice& best);
-
-/// What choose() finds, then shares of it, and what fits beside them.
-Choice choose_with_shares(const PlanParts& parts, const PlanOptions& options);
 
 }  // namespace quern

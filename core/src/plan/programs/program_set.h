@@ -1,6 +1,7 @@
 #pragma once
 // The passes in order, for one model on one device: what make_plan places and show_programs prints.
 
+#include <set>
 #include <string>
 #include <vector>
 
