@@ -18,6 +18,7 @@ void add_step(OpComparison& op, bool apply) {
   state.step = 7, state.updates = 3;
   state.seed_low = 17, state.seed_high = 3;
   state.learning_rate = 0.01f;
+  state.average = 0.2f;
   op.in(words(DType::f32, update)).in(words(DType::u32, state));
 }
 
@@ -39,7 +40,14 @@ void with_numbers(Attributes& attributes, std::size_t tensors) {
   attributes.set("offsets", std::move(offsets));
 }
 
-void one_state_cases(const OpRunner& runner, const char* kind, Attributes attributes) {
+/// A moment's, or a second moment's, which are not negative.
+PoisonedTensor state_values(DType dtype, std::int64_t count, std::uint64_t seed, bool second) {
+  std::vector<float> values = random_normal(count, seed + 3, 0.1);
+  for (float& value : values) value = second ? std::fabs(value) : value;
+  return {dtype, {count}, values};
+}
+
+void element_cases(const OpRunner& runner, const char* kind, std::size_t states, Attributes attributes) {
   const std::vector<std::int64_t> sizes[] = {{1}, {33}, {100000}, {0, 7, 4099, 40003}};
   for (const auto& counts : sizes)
     for (DType gradient : kDtypes)
@@ -48,10 +56,13 @@ void one_state_cases(const OpRunner& runner, const char* kind, Attributes attrib
           with_numbers(attributes, counts.size());
           OpComparison op(kind, attributes);
           add_step(op, apply);
+          const std::size_t each = 2 + states;
           for (std::size_t i = 0; i < counts.size(); ++i) {
-            op.in(normal(gradient, {counts[i]}, 1 + 3 * i)).in(normal(dtype, {counts[i]}, 2 + 3 * i));
-            op.in(normal(dtype, {counts[i]}, 3 + 3 * i, 0.1));
-            for (std::size_t updated : {3, 4}) op.update(3 * i + updated, tolerance_of(dtype, apply));
+            op.in(normal(gradient, {counts[i]}, 1 + each * i)).in(normal(dtype, {counts[i]}, 2 + each * i));
+            for (std::size_t state = 0; state < states; ++state)
+              op.in(state_values(dtype, counts[i], each * i + state, state > 0));
+            for (std::size_t updated = 3; updated < 4 + states; ++updated)
+              op.update(each * i + updated, tolerance_of(dtype, apply));
           }
           op.run(runner);
         }
@@ -107,8 +118,15 @@ void part_case(const OpRunner& runner, std::int64_t first, std::int64_t rows, DT
 
 void optimizer_cases(const OpRunner& runner) {
   for (std::int64_t nesterov : {0, 1})
-    one_state_cases(runner, "sgd", {{"momentum", 0.9}, {"nesterov", nesterov}, {"weight_decay", 0.1}});
-  one_state_cases(runner, "lion", {{"beta1", 0.9}, {"beta2", 0.99}, {"weight_decay", 0.1}, {"rate", 0.5}});
+    element_cases(runner, "sgd", 1, {{"momentum", 0.9}, {"nesterov", nesterov}, {"weight_decay", 0.1}});
+  element_cases(runner, "lion", 1, {{"beta1", 0.9}, {"beta2", 0.99}, {"weight_decay", 0.1}, {"rate", 0.5}});
+  element_cases(runner, "schedule_free", 2,
+                {{"beta1", 0.9}, {"beta2", 0.95}, {"eps", 1e-8}, {"weight_decay", 0.1}, {"rate", 0.5}});
+  OpComparison exchange("exchange");
+  for (const std::int64_t count : {1, 33, 40003})
+    for (const std::uint64_t seed : {1, 2}) exchange.in(normal(DType::f32, {count}, seed));
+  for (std::size_t i = 0; i < 6; ++i) exchange.update(i, {});
+  exchange.run(runner);
 }
 
 void adamw_8bit_cases(const OpRunner& runner) {

@@ -43,6 +43,7 @@ inline const Recipe kRecipes[] = {{"adamw"},
                                   {"adamw", {"moment1=e4m3", "moment2=int8", "block=256"}},
                                   {"sgd", {"nesterov=true"}},
                                   {"lion", {"moments=bf16"}},
+                                  {"schedule_free"},
                                   {"muon"},
                                   {"muon", {"moments=bf16", "step_size=original"}}};
 

@@ -6,6 +6,7 @@
 
 #include <doctest/doctest.h>
 
+#include "optimizer/averaged_steps.h"
 #include "run/options/run_schemas.h"
 #include "training_fixture.h"
 
@@ -25,6 +26,7 @@ double rate_of(int step) { return 0.01 * (1 - step / 40.0); }
 struct Reference {
   const ParameterSpec* spec = nullptr;
   Values master, first, second;
+  Values iterate = {};  ///< of schedule-free AdamW, whose average is `first`
 };
 /// Step `step` (from 0) at a rate.
 using Formula = std::function<void(Reference& r, const Values& gradient, int step, double rate)>;
@@ -65,13 +67,17 @@ Outcome compare(const std::string& id, const Settings& settings, const Formula& 
     r.master.assign(values.begin(), values.end());
     r.first.assign(values.size(), 0), r.second.assign(values.size(), 0);
   }
+  AveragedSteps averaged;
   for (int step = 0; step < kSteps; ++step) {
     const Batch batch = random_batch({4, 8}, 37, static_cast<std::uint64_t>(step));
     const auto valid =
         std::count_if(batch.targets.begin(), batch.targets.end(), [](int target) { return target >= 0; });
     const auto number = static_cast<std::uint32_t>(step);
     const auto rate = static_cast<float>(rate_of(step));
-    trial.engine().micro_step(batch, {.step = number, .seed_low = 3, .learning_rate = rate, .updates = number});
+    StepState state{.step = number, .seed_low = 3, .learning_rate = rate, .updates = number};
+    state.average = static_cast<float>(averaged.share(rate_of(step)));
+    averaged.add(rate_of(step));
+    trial.engine().micro_step(batch, state);
     for (const auto& [name, sums] : trial.all("gradient")) {
       Values gradient;
       for (float sum : sums) gradient.push_back(double{sum} / static_cast<double>(valid));
@@ -94,6 +100,13 @@ Outcome compare(const std::string& id, const Settings& settings, const Formula& 
     REQUIRE(change > 0);
     outcome.error = std::max(outcome.error, error / magnitude);
   }
+  for (const auto& [name, got] : trial.all("average")) {
+    const Values& want = references.at(name).first;
+    const double magnitude = std::fabs(
+        *std::max_element(want.begin(), want.end(), [](double a, double b) { return std::fabs(a) < std::fabs(b); }));
+    for (std::size_t i = 0; i < got.size(); ++i)
+      outcome.error = std::max(outcome.error, std::fabs(got[i] - want[i]) / magnitude);
+  }
   outcome.distance = std::sqrt(errors / changes);
   MESSAGE(id << ": largest error " << outcome.error << ", distance " << outcome.distance);
   return outcome;
@@ -108,6 +121,25 @@ void adamw(Reference& r, const Values& gradient, int step, double rate) {
     r.second[i] = 0.95 * r.second[i] + 0.05 * g * g;
     const double m = r.first[i] / (1 - std::pow(0.9, step + 1)), v = r.second[i] / (1 - std::pow(0.95, step + 1));
     r.master[i] = r.master[i] * (1 - rate * (r.spec->decay ? 0.1 : 0)) - rate * m / (std::sqrt(v) + 1e-8);
+  }
+}
+
+/// Of iterates; masters are between them and their average, weighted by the largest rates so far squared.
+void schedule_free(Reference& r, const Values& gradient, int step, double rate) {
+  Values& z = r.iterate;
+  if (step == 0) z = r.first = r.master;
+  double weights = 0, largest = 0;
+  for (int i = 0; i <= step; ++i) {
+    largest = std::max(largest, rate_of(i));
+    weights += largest * largest;
+  }
+  const double share = largest * largest / weights;
+  for (std::size_t i = 0; i < gradient.size(); ++i) {
+    r.second[i] = 0.95 * r.second[i] + 0.05 * gradient[i] * gradient[i];
+    const double v = r.second[i] / (1 - std::pow(0.95, step + 1));
+    z[i] -= rate * (gradient[i] / (std::sqrt(v) + 1e-8) + (r.spec->decay ? 0.1 : 0) * r.master[i]);
+    r.first[i] = (1 - share) * r.first[i] + share * z[i];
+    r.master[i] = 0.1 * z[i] + 0.9 * r.first[i];
   }
 }
 
@@ -201,6 +233,10 @@ TEST_CASE("AdamW, SGD and Lion follow their formulas in fp32") {
   CHECK(compare("sgd", {{"nesterov", true}, {"weight_decay", 0.1}, {"momentum", 0.8}}, sgd(0.8, true, 0.1)).error <
         1e-6);
   CHECK(compare("lion", {}, lion).error < 1e-6);
+}
+
+TEST_CASE("schedule-free AdamW follows its formula and its average too") {
+  CHECK(compare("schedule_free", {}, schedule_free).error < 1e-6);
 }
 
 TEST_CASE("Muon follows its formula, for each tensor of a packed matrix") {

@@ -73,6 +73,10 @@ std::string state_text(const std::string& path, const CheckpointMeta& meta, cons
     state["files"][name_of(RankFile{rank, ranks})] = {{"bytes", file.bytes}, {"xxh3", checksum_text(file.checksum)}};
   }
   if (meta.tokens) state["tokens"] = *meta.tokens;
+  if (!meta.evaluated_states.empty()) {
+    state["evaluated_states"] = meta.evaluated_states;
+    state["averaged"] = {{"largest_rate", meta.averaged.largest_rate}, {"weights", meta.averaged.weights}};
+  }
   try {
     state["xxh3"] = own_checksum(state);
     return state.dump(2) + "\n";
@@ -113,6 +117,9 @@ StateFile read_state(const std::string& path) {
                  {},
                  state.value("evaluated", true),
                  libraries_in(state.value("libraries", json::array()))};
+    read.meta.evaluated_states = state.value("evaluated_states", std::vector<std::string>{});
+    if (state.contains("averaged"))
+      read.meta.averaged = {state["averaged"].at("largest_rate"), state["averaged"].at("weights")};
     if (state.contains("tokens")) read.meta.tokens = count_in(state, "tokens", path);
     const json& files = state.at("files");
     if (!files.is_object() || files.empty()) refuse("files", printable(files.dump()), "files of tensors");
@@ -190,6 +197,13 @@ std::vector<TensorDeclaration> parameters_in(const std::string& path) {
   std::sort(parameters.begin(), parameters.end(),
             [](const TensorDeclaration& a, const TensorDeclaration& b) { return a.name < b.name; });
   return parameters;
+}
+
+std::string evaluated_name(const Checkpoint& checkpoint, const std::string& master) {
+  for (const std::string& state : checkpoint.meta.evaluated_states)
+    if (std::string name = state + "/" + master.substr(kMasterPrefix.size()); checkpoint.tensors.find(name))
+      return name;
+  return master;
 }
 
 std::string checkpoint_path(const std::string& run_directory, std::int64_t step) {

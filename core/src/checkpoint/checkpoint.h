@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "checkpoint/tensor_files.h"
+#include "optimizer/averaged_steps.h"
 #include "quern/view.h"
 
 namespace quern {
@@ -33,6 +34,8 @@ struct CheckpointMeta {
   std::optional<std::int64_t> tokens = {};  ///< that these steps trained on; older checkpoints do not have it
   bool evaluated = true;                    ///< false: the evaluation that was due at this step was cut short
   std::vector<LibraryIdentity> libraries;   ///< of the process that wrote it; empty: not known
+  AveragedSteps averaged = {};              ///< for optimizers that average
+  std::vector<std::string> evaluated_states = {};  ///< kinds of tensors that are evaluated in place of masters
   bool operator==(const CheckpointMeta&) const = default;
 };
 
@@ -55,6 +58,9 @@ struct Checkpoint {
 /// Names of tensors: "master/qkv.weight/3" of a parameter in layer 3, "moment1/qkv.weight/3" of an optimizer's state of
 /// it, and others of the precision backend's states.
 inline constexpr std::string_view kMasterPrefix = "master/";
+
+/// Of the master's name the tensor's that evaluations and exports read: an optimizer's average, or the master.
+std::string evaluated_name(const Checkpoint& checkpoint, const std::string& master);
 
 /// <run>/checkpoints/step-00001200
 std::string checkpoint_path(const std::string& run_directory, std::int64_t step);

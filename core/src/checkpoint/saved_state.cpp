@@ -6,6 +6,7 @@
 
 #include "base/shorten.h"
 #include "checkpoint/changes.h"
+#include "program/names.h"
 #include "quern/error.h"
 
 namespace quern {
@@ -115,6 +116,15 @@ std::string state_name(const PlannedTensor& tensor) {
   return name;
 }
 
+std::vector<std::string> evaluated_states(const Plan& plan) {
+  std::vector<std::string> kinds;
+  for (const ParameterPlan& parameter : plan.parameters)
+    for (const OptimizerState& state : parameter.update.states)
+      if (state.evaluated && std::find(kinds.begin(), kinds.end(), state.name) == kinds.end())
+        kinds.push_back(state.name);
+  return kinds;
+}
+
 std::vector<std::string> load_state(Engine& engine, const Checkpoint& checkpoint,
                                     const std::vector<std::string>& changes, const std::function<void()>& written) {
   const auto differences = compare(engine.plan(), checkpoint.tensors);
@@ -123,7 +133,9 @@ std::vector<std::string> load_state(Engine& engine, const Checkpoint& checkpoint
       refuse(checkpoint, part, differences[part], changes, engine.plan().options.train);
   engine.apply_update();
   for (const PlannedTensor& tensor : training_state(engine.plan())) {
-    const StoredTensor* stored = checkpoint.tensors.find(state_name(tensor));
+    const std::string name = state_name(tensor);
+    const bool evaluates = !engine.plan().options.train && tensor.kind == names::kMaster;
+    const StoredTensor* stored = checkpoint.tensors.find(evaluates ? evaluated_name(checkpoint, name) : name);
     fill(engine, tensor, checkpoint.tensors, fits(stored, tensor) ? stored : nullptr);
   }
   written();

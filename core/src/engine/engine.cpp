@@ -258,6 +258,26 @@ void Engine::apply_update() {
   if (communicator_) synchronize();  // others need this rank's part, whatever its host waits for next
 }
 
+void Engine::with(Weights weights, const std::function<void()>& work) {
+  if (weights_ == weights || plan_.schedules[Run::exchange].empty()) return work();
+  const Weights before = weights_;
+  exchange();
+  try {
+    work();
+  } catch (...) {
+    if (weights_ != before) exchange();
+    throw;
+  }
+  exchange();
+}
+
+void Engine::exchange() {
+  apply_update();
+  run_update(Run::exchange, Update::applied);
+  weights_ = weights_ == Weights::trained ? Weights::evaluated : Weights::trained;
+  refresh();
+}
+
 void Engine::need_applied() {
   if (update_ == Update::deferred && plan_.options.state.ranks > 1)
     fail_internal("engine", "all ranks together did not apply the deferred update");

@@ -24,6 +24,8 @@ class Progress;
 
 /// Whether a step tells what the scales of its tensors lose.
 enum class Observe : bool { no, yes };
+/// Which weights the engine has: those that training moves, or what the optimizer evaluates in their place.
+enum class Weights : std::uint8_t { trained, evaluated };
 /// The place of a micro-step among those that this rank makes of a step. Behind the last one gradients are final.
 struct At {
   bool first = true, last = true;
@@ -100,6 +102,9 @@ class Engine {
   /// Does now what the update deferred, before anything but a step reads or writes state. With several ranks it is
   /// collective, and blocks; one rank does it by itself where it is needed.
   void apply_update();
+  /// Does `work` with those weights in the masters' place; collective like apply_update. They are the same, and this
+  /// costs nothing, unless the optimizer has states that are evaluated (OptimizerState::evaluated). May be nested.
+  void with(Weights weights, const std::function<void()>& work);
   /// False once an update was enqueued in part only: what it should have changed is then nothing that can be saved.
   bool whole() const { return update_ != Update::halfway; }
 
@@ -169,6 +174,7 @@ class Engine {
   void run(const Run& run, const std::function<void()>& host = {});
   void run_segment(const RunSchedule& schedule, BoundRun& bound, Segment& segment, const std::function<void()>& host);
   void act(const RunSchedule& schedule, BoundRun& bound, std::size_t index, const std::function<void()>& host);
+  void exchange();
   /// One that changes state, which is not whole if that throws.
   void run_update(const Run& run, Update then);
   /// Throws what a store met while the streams ran, as a resources error.
@@ -189,6 +195,7 @@ class Engine {
   std::shared_ptr<Progress> progress_;  // shared with who watches it for longer
   ReadNotice notice_;
   Update update_ = Update::applied;  // of the last step
+  Weights weights_ = Weights::trained;
   std::vector<OffloadStore*> stores_;
   std::vector<OffloadSlot> store_slots_;  // one a store, of all that the plan keeps there
   std::vector<std::byte*> store_memory_;  // by store, where kernels work in place; else null

@@ -37,7 +37,7 @@ class ByGroups final : public Optimizer {
 
 std::vector<Factory> optimizer_factories() {
   Manifest manifest;
-  for (auto add : {add_adamw, add_lion, add_muon, add_sgd}) add(manifest);
+  for (auto add : {add_adamw, add_lion, add_muon, add_schedule_free, add_sgd}) add(manifest);
   return std::move(manifest.factories);
 }
 

@@ -13,6 +13,7 @@ namespace quern {
 void add_adamw(Manifest& manifest);
 void add_lion(Manifest& manifest);
 void add_muon(Manifest& manifest);
+void add_schedule_free(Manifest& manifest);
 void add_sgd(Manifest& manifest);
 
 /// For the plugin host.

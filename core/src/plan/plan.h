@@ -185,6 +185,7 @@ struct UpdateWindow {
   int layer = -1;
   std::vector<UpdatePart> parts = {};  ///< what the optimizer updates; followed by the refresh of those that are whole
   PlacedProgram program = {};          ///< which does that
+  PlacedProgram exchange = {};         ///< masters of the parts for what evaluations use instead (Run::exchange)
   RowSlice rows = {};                  ///< of the one part, or of what follows
   std::vector<PlacedProgram> follow = {};  ///< ops on its rows behind that: amaxes and working copies
   std::vector<std::size_t> agrees = {};    ///< parameters on whose amaxes ranks then agree; working copies read them

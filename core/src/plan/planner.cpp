@@ -139,6 +139,7 @@ class Planner {
     const char* step = plan_.defers_update() ? names::kUpdateStep : names::kStep;
     for (UpdateWindow& window : plan_.updates) {
       window.program = placed(state_.update(plan_, window.parts, step));
+      window.exchange = placed(state_.exchange(plan_, window.parts));
       for (PlacedProgram& program : window.follow) program = placed(program.program);
     }
     const bool in_tree = plan_.options.state.in_tree > 0, by_shards = shards_.any() || in_tree;
@@ -165,6 +166,7 @@ class Planner {
                                   const std::vector<bool>& reads) {
     ParameterPlan parameter{.spec = spec, .update = {}, .master = state_.master_dtype(spec), .bounds = {}, .forms = {}};
     if (spec.trainable) parameter.update = update_traits(parts_.optimizer, spec, set_.ops());
+    check_evaluated(parameter);
     std::int64_t groups = 1;
     bool whole = false, has_both = false;
     for (std::size_t i = 0; i < refreshes.size(); ++i) {
@@ -239,6 +241,17 @@ class Planner {
                                       .found = "\"ranks\"",
                                       .expected = "\"none\", or an optimizer that updates elements or rows",
                                       .next = "set it to \"none\", and memory.moments to a store if memory is short"});
+  }
+
+  static void check_evaluated(const ParameterPlan& parameter) {
+    for (const OptimizerState& state : parameter.update.states)
+      if (state.evaluated && state.dtype != parameter.master)
+        throw Error(ErrorCode::config,
+                    {.where = "optimizer.master",
+                     .what = "evaluations use the optimizer's state \"" + state.name + "\" in place of the masters",
+                     .found = std::string(name_of(parameter.master)),
+                     .expected = std::string(name_of(state.dtype)) + ", which that state has",
+                     .next = "set optimizer.master to it"});
   }
 
   void check_tree() const {

@@ -226,7 +226,9 @@ std::unique_ptr<DataSource> TrainingRun::Parts::open_tokens(const std::string& f
 }
 
 DataLoss TrainingRun::Parts::loss_over(DataSource& data, const std::string& name) {
-  DataLoss loss = *sum_losses(engine(), nullptr, data, data.epoch_tokens(), [] { return false; });
+  DataLoss loss;
+  engine().with(Weights::evaluated,
+                [&] { loss = *sum_losses(engine(), nullptr, data, data.epoch_tokens(), [] { return false; }); });
   loss.name = name;
   if (loss.targets == 0)
     throw Error(ErrorCode::input, {.where = name, .what = "no target counts", .next = "name other data"});
@@ -267,7 +269,10 @@ std::vector<Continuation> TrainingRun::generate(const std::vector<Prompt>& promp
   if (!options.next_logits)
     refuse_use("it is not open for texts", "set sample.every, or call open_for_generation on another one");
   check_prompts(prompts, model().vocabulary, settings.max_tokens, options.geometry.sequence, "the open sequence");
-  return quern::generate(parts_->engine(), prompts, settings, on_token);
+  std::vector<Continuation> texts;
+  parts_->engine().with(Weights::evaluated,
+                        [&] { texts = quern::generate(parts_->engine(), prompts, settings, on_token); });
+  return texts;
 }
 
 const PlannedTensor& TrainingRun::Parts::tensor(const std::string& name) {

@@ -53,6 +53,7 @@ StepState device_state(const RunState& state, const Step& step) {
   first.learning_rate = step.learning_rate;
   first.clip_norm = static_cast<float>(state.session.optimizer_options.clip_norm);
   first.updates = static_cast<std::uint32_t>(state.updates);
+  first.average = static_cast<float>(state.averaged.share(step.learning_rate));
   return first;
 }
 
@@ -130,6 +131,7 @@ void Trainer::load_weights() {
   if (restart) notes_.emplace_back("the data begin anew, by checkpoint.from_data");
   state_.stand_at(checkpoint.meta.step, tokens_of(checkpoint.meta));
   state_.updates = checkpoint.meta.updates;
+  state_.averaged = checkpoint.meta.averaged;
   if (!checkpoint.meta.evaluated) evaluation_.make_up_for(state_.step);
   if (!start_.elsewhere) checkpoints_.begin_at(state_.step);
 }
@@ -257,7 +259,7 @@ bool Trainer::train_step() {
   ranks_.check("step " + std::to_string(step.number));
   const std::int64_t tokens = state_.tokens + session_.tokens_per_step();
   if (step.finite()) state_.stand_at(step.number, tokens);
-  if (step.result.update.apply != 0) ++state_.updates;
+  if (step.result.update.apply != 0) ++state_.updates, state_.averaged.add(step.learning_rate);
   Verdict verdict = Verdict::go_on;
   for (std::size_t i = 0; i < hooks_.size() && verdict == Verdict::go_on; ++i)
     verdict = hooks_[i]->after_step(state_, step);
@@ -277,6 +279,7 @@ void Trainer::roll_back() {
   load_checkpoint(session_, engine_, checkpoint, libraries_, ranks_);  // what differs was said at the start
   state_.stand_at(checkpoint.meta.step, tokens_of(checkpoint.meta));
   state_.updates = checkpoint.meta.updates;
+  state_.averaged = checkpoint.meta.averaged;
   for (Hook* hook : hooks_) hook->rolled_back(state_);
   log_.warn("rolled back to step " + std::to_string(state_.step) + ", " + checkpoint.path);
 }
@@ -333,7 +336,7 @@ bool Trainer::finish() {
   if (interrupted()) return false;
   std::string exported;
   if (export_)
-    ranks_.lead("exporting the model", engine_, [&] {
+    lead("exporting the model", [&] {
       exported = lock_->hold().write([&](const std::string& directory) {
         const std::string to = Session::export_directory(directory);
         if (session_.lora) export_->write_adapter(master_reader(engine_), Session::adapter_directory(directory));

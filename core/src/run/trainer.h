@@ -49,8 +49,10 @@ class Trainer {
   bool step();
   /// Saves the newest finished step, and awaits that.
   void save();
-  /// Ranks::lead of this run's ranks.
-  void lead(const std::string& what, const std::function<void()>& work) { ranks_.lead(what, engine_, work); }
+  /// Ranks::lead of this run's ranks, with the weights that are evaluated.
+  void lead(const std::string& what, const std::function<void()>& work) {
+    engine_.with(Weights::evaluated, [&] { ranks_.lead(what, engine_, work); });
+  }
 
  private:
   void prepare();

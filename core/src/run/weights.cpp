@@ -98,8 +98,8 @@ void fill(const FirstWeights& weights, const Piece& piece, std::byte* out) {
   }
 }
 
-/// Of a tensor whose rows ranks share, those that this rank keeps: a number depends on its place in the whole. Of frozen
-/// tensors all, for the checksum.
+/// Of a tensor whose rows ranks share, those that this rank keeps: a number depends on its place in the whole. Of
+/// frozen tensors all, for the checksum.
 void add_pieces(const ParameterSpec& spec, int layer, const PlannedTensor& tensor, std::vector<Piece>& pieces) {
   const std::int64_t low = spec.trainable ? tensor.first : 0;
   const std::int64_t high = spec.trainable ? low + element_count(tensor.extents) : spec.count();
@@ -209,6 +209,9 @@ std::string load_weights(Engine& engine, const FirstWeights& weights, Loaded whi
     const PlannedTensor& master = plan.tensor(names::kMaster, spec.name, layer);
     const bool wanted = which == Loaded::all || !spec.trainable;
     if (wanted && master.owner != TensorOwner::loading) add_pieces(spec, layer, master, pieces);
+    if (!plan.options.train || !spec.trainable || !wanted) return;
+    for (const OptimizerState& state : plan.parameter(spec.name).update.states)
+      if (state.evaluated) add_pieces(spec, layer, plan.tensor(state.name, spec.name, layer), pieces);
   });
   Checksum frozen;
   write(engine, weights, pieces, frozen);

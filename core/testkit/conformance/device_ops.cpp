@@ -246,7 +246,7 @@ const std::vector<OpFamily>& op_families() {
       {"adamw", testkit::adamw_cases},
       {"adamw of many tensors", testkit::adamw_list_cases},
       {"adamw_8bit", testkit::adamw_8bit_cases},
-      {"sgd, lion", testkit::optimizer_cases},
+      {"sgd, lion, schedule_free", testkit::optimizer_cases},
       {"muon", testkit::muon_cases},
       {"adamw, its rounding", [](const testkit::OpRunner&) {}, compare_rounding},
       {"quantize", testkit::quantize_cases},

@@ -37,6 +37,7 @@ std::string learns(const Subject& subject, const Model& model) {
   const double first = made.trial->loss(batch);
   StepState state{.learning_rate = 1e-2f, .clip_norm = 1.0f};
   for (; state.step < 30; state.updates = ++state.step) {
+    state.average = 1.0f / static_cast<float>(state.step + 1);
     engine.micro_step(batch, state);
     engine.update();
     engine.result();
@@ -175,7 +176,8 @@ class UpdateRun {
     UpdateBuilder builder = update_builder(ops_, "step");
     std::vector<PoisonedTensor> values;  // of the program
     const UpdateState update{.gradient_scale = 0.5f, .gradient_norm = 1.0f, .apply = 1.0f};
-    const StepState step{.step = 6, .seed_low = 5, .learning_rate = 0.01f, .clip_norm = 1.0f, .updates = 6};
+    StepState step{.step = 6, .seed_low = 5, .learning_rate = 0.01f, .clip_norm = 1.0f, .updates = 6};
+    step.average = 0.2f;
     values.emplace_back(DType::f32, Extents{4});
     values.emplace_back(DType::u32, Extents{16});
     std::memcpy(values[0].view().data, &update, sizeof update);

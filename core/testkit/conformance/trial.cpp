@@ -175,6 +175,7 @@ double Trial::train(std::uint32_t first, std::uint32_t end) {
   double loss = std::nan("");
   for (std::uint32_t step = first; step < end; ++step) {
     StepState state{.step = step, .seed_low = 5, .learning_rate = 1e-2f, .clip_norm = 1.0f, .updates = step};
+    state.average = 1.0f / static_cast<float>(step + 1);
     engine_->micro_step(random_batch(plan(), step), state);
     engine_->update();
     Engine::StepResult result = engine_->result();

@@ -120,6 +120,12 @@ void check_element_update(OperandCheck& check, const OpInstance& op, std::size_t
   }
 }
 
+void check_exchange(OperandCheck& check, const OpInstance& op) {
+  check.that(op.inputs.size() % 2 == 0, "needs pairs of tensors");
+  for (std::size_t i = 0; i < op.inputs.size() && check.ok(); ++i)
+    check_in_place(check, op, i, i, "tensor", extents_of(op, i / 2 * 2), DType::f32);
+}
+
 void check_adamw_8bit(OperandCheck& check, const OpInstance& op) {
   const std::int64_t block = op.attributes.integer("block");
   check.that(block == 128 || block == 256, "needs blocks of 128 or 256");

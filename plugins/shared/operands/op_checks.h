@@ -24,8 +24,10 @@ struct NarrowMatmul {
   float factor = 1;
 };
 OperandCheck check_narrow_matmul(OperandCheck check, const OpInstance& op);
-/// Of adamw, sgd and lion: of each of n objects gradient, master and `states`. The check expects 2 + (2 + states) * n
-/// inputs and (1 + states) * n outputs.
+/// Pairs of f32 tensors of equal extents; any even number of operands.
+void check_exchange(OperandCheck& check, const OpInstance& op);
+/// Of adamw, sgd, lion and schedule_free: of each of n objects gradient, master and `states`. The check expects 2 + (2
+/// + states) * n inputs and (1 + states) * n outputs.
 void check_element_update(OperandCheck& check, const OpInstance& op, std::size_t states);
 /// Of adamw_8bit: of each object gradient, master, moments, and scales of those in 8 bits.
 void check_adamw_8bit(OperandCheck& check, const OpInstance& op);

@@ -314,12 +314,19 @@ class Walk {
   }
   void evaluations() {
     apply();
+    exchange();
     for (Run run : {Run::evaluate, Run::logits, Run::next_logits}) {
       if (plan_.schedules[run].empty()) continue;
       one(Run::upload);
       one(run);
       checker_.synchronize();  // the host reads what they leave
     }
+    exchange();
+  }
+  void exchange() {
+    if (plan_.schedules[Run::exchange].empty()) return;
+    one(Run::exchange);
+    one(Run::refresh);
   }
   void step(int micro_batches, bool observed) {
     if (!plan_.options.train || (observed && !plan_.options.observe)) return;

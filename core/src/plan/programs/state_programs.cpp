@@ -253,6 +253,24 @@ Program StatePrograms::update(const Plan& plan, const std::vector<UpdatePart>& p
   return builder.take();
 }
 
+Program StatePrograms::exchange(const Plan& plan, const std::vector<UpdatePart>& parts) const {
+  Program program;
+  program.name = "exchange";
+  Op op{.kind = "exchange", .inputs = {}, .outputs = {}, .attributes = {}};
+  for (const UpdatePart& part : parts) {
+    const ParameterSpec& spec = set_.parameters()[part.parameter];
+    for (const OptimizerState& state : plan.parameters[part.parameter].update.states) {
+      if (!state.evaluated) continue;
+      op.inputs.push_back(
+          add_tensor(program, names::kMaster, spec, part.layer, options_.master, spec.extents, part.rows));
+      op.inputs.push_back(add_tensor(program, state.name, spec, part.layer, state.dtype, state.extents, part.rows));
+    }
+  }
+  op.outputs = op.inputs;
+  if (!op.inputs.empty()) program.ops.push_back(std::move(op));
+  return program;
+}
+
 DType StatePrograms::master_dtype(const ParameterSpec& spec) const {
   return spec.trainable ? options_.master : parts_.precision.traits().working;
 }

@@ -57,6 +57,8 @@ class StatePrograms {
   Program amaxes(const std::vector<ScaledMaster>& masters) const;
   /// Updates these parts, under the state of the step that `step` names.
   Program update(const Plan& plan, const std::vector<UpdatePart>& parts, const char* step) const;
+  /// Exchanges the masters of these parts for the states that are evaluated (OptimizerState::evaluated).
+  Program exchange(const Plan& plan, const std::vector<UpdatePart>& parts) const;
   /// Of a frozen parameter it is what ops read: the working dtype.
   DType master_dtype(const ParameterSpec& spec) const;
   /// Makes every working form of a parameter that programs of `stages` read.

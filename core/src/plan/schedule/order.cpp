@@ -218,6 +218,14 @@ std::vector<Stop> update(const Plan& plan) {
   return order;
 }
 
+std::vector<Stop> exchange(const Plan& plan) {
+  std::vector<Stop> order;
+  for (const UpdateWindow& window : plan.updates)
+    if (!window.exchange.program.ops.empty())
+      order.push_back({.program = &window.exchange, .layer = window.layer, .rows = window.rows});
+  return order;
+}
+
 std::vector<Stop> stops_of(const Plan& plan, const Run& run) {
   const PlanOptions& options = plan.options;
   const bool observes = options.train && options.observe, defers = plan.defers_update();
@@ -238,6 +246,9 @@ std::vector<Stop> stops_of(const Plan& plan, const Run& run) {
       break;
     case Run::Kind::apply:
       if (defers || ranks_meet(plan)) return apply(plan);
+      break;
+    case Run::Kind::exchange:
+      if (options.train) return exchange(plan);
       break;
     case Run::Kind::update:
       if (options.train) return update(plan);

@@ -54,6 +54,7 @@ std::string name_of(const Run& run) {
     case Run::Kind::update: return "update";
     case Run::Kind::apply: return "apply";
     case Run::Kind::result: return "result";
+    case Run::Kind::exchange: return "exchange";
     case Run::Kind::observe_weights: return "observe weights";
     case Run::Kind::micro_step: break;
   }
@@ -68,7 +69,7 @@ std::vector<Run> all_runs() {
     for (const bool observed : {false, true})
       for (const Run& run : {Run::first, Run::later, Run::last, Run::only})
         if (run.step.first || !updates) runs.push_back({.step = {run.step.first, run.step.last, observed, updates}});
-  runs.insert(runs.end(), {Run::update, Run::apply, Run::result, Run::observe_weights, Run::load});
+  runs.insert(runs.end(), {Run::update, Run::apply, Run::result, Run::exchange, Run::observe_weights, Run::load});
   return runs;
 }
 

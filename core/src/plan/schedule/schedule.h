@@ -115,6 +115,7 @@ struct Run {
     update,
     apply,  ///< what the update deferred to the next step's first micro-step, and the gathers of working copies
     result,
+    exchange,         ///< masters change places with what evaluations use instead; refresh follows
     observe_weights,  ///< before the update of a step that observes what its scales lose
     load,             ///< the forms of frozen weights that are not kept as they are given, one tensor after the other
   };
@@ -122,13 +123,15 @@ struct Run {
   MicroStep step = {.first = false, .last = false};  ///< of a micro-step
   auto operator<=>(const Run&) const = default;
 
-  static const Run refresh, upload, evaluate, logits, next_logits, update, apply, result, observe_weights, load;
+  static const Run refresh, upload, evaluate, logits, next_logits, update, apply, result, exchange, observe_weights,
+      load;
   static const Run first, later, last, only;  ///< micro-steps that neither observe nor update
   static const Run observed_first, updating_first;
 };
 inline constexpr Run Run::refresh{Kind::refresh}, Run::upload{Kind::upload}, Run::evaluate{Kind::evaluate},
     Run::logits{Kind::logits}, Run::next_logits{Kind::next_logits}, Run::update{Kind::update}, Run::apply{Kind::apply},
-    Run::result{Kind::result}, Run::observe_weights{Kind::observe_weights}, Run::load{Kind::load};
+    Run::result{Kind::result}, Run::exchange{Kind::exchange}, Run::observe_weights{Kind::observe_weights},
+    Run::load{Kind::load};
 inline constexpr Run Run::first{.step = {.last = false}}, Run::later{}, Run::last{.step = {.first = false}},
     Run::only{.step = {}}, Run::observed_first{.step = {.last = false, .observed = true}},
     Run::updating_first{.step = {.last = false, .updates = true}};

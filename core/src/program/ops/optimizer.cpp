@@ -70,6 +70,15 @@ void add_optimizer(OpSet& set) {
   add_update(set, "adamw", {"new_master", "new_moment1", "new_moment2"}, UpdateLocality::element);
   add_update(set, "sgd", {"new_master", "new_moment1"}, UpdateLocality::element);
   add_update(set, "lion", {"new_master", "new_moment1"}, UpdateLocality::element);
+  // Defazio et al., "The Road Less Scheduled" (2024). StepState::average is the share of the step.
+  add_update(set, "schedule_free", {"new_master", "new_average", "new_moment2"}, UpdateLocality::element);
+  // Pairs of tensors whose elements change places.
+  set.add({.kind = "exchange",
+           .inputs = {"tensors*"},
+           .outputs = {"first", "second"},
+           .infer = [](InferContext&) {},
+           .updates = {{0, 0}, {1, 1}},
+           .locality = UpdateLocality::element});
   // Moments of i8 or e4m3 have f32 scales of `block` elements of a row; the second is stored as its root.
   add_update(set, "adamw_8bit", {"new_master", "new_moment1", "new_moment2", "new_scales1", "new_scales2"},
              UpdateLocality::row);

@@ -82,7 +82,8 @@ void ModelExport::write(const Checkpoint& checkpoint, const Model& model, const 
   for (const StoredTensor& tensor : checkpoint.tensors.tensors()) stored += tensor.name.starts_with(kMasterPrefix);
   if (stored != known) refuse(checkpoint, "parameters", std::to_string(stored), std::to_string(known));
   auto reader = [&](const ParameterSpec& spec, std::int64_t layer, std::int64_t first, std::span<float> values) {
-    checkpoint.tensors.read_floats(tensor_of(spec, layer), first, values);
+    const std::string name = evaluated_name(checkpoint, tensor_of(spec, layer).name);
+    checkpoint.tensors.read_floats(*checkpoint.tensors.find(name), first, values);
   };
   adapter_ && !merges_ ? write_adapter(reader, directory) : write(specs, model.traits().layers, reader, directory);
 }

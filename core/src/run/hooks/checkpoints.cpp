@@ -2,6 +2,7 @@
 
 #include <utility>
 
+#include "checkpoint/saved_state.h"
 #include "quern/error.h"
 
 namespace quern {
@@ -43,6 +44,8 @@ void Checkpoints::start_saving(const RunState& state) {
   meta.step = state.step;
   meta.tokens = state.tokens;
   meta.updates = state.updates;
+  meta.averaged = state.averaged;
+  meta.evaluated_states = evaluated_states(state.engine.plan());
   meta.data_state = state.data_before_step.empty() ? state.data->save_state() : state.data_before_step;
   meta.device_state = state.session.device->save_state();
   meta.config = state.session.config.to_toml();
@@ -50,7 +53,9 @@ void Checkpoints::start_saving(const RunState& state) {
   meta.libraries = libraries_;
   meta.evaluated = evaluation_.done(state);
   if (ranks_.size() > 1) state.engine.apply_update();
-  ranks_.busy(writing(state.step), [&] { saver_.save(std::move(meta)); });
+  state.engine.with(Weights::trained, [&] {  // also where an evaluation was interrupted for it
+    ranks_.busy(writing(state.step), [&] { saver_.save(std::move(meta)); });
+  });
   last_saved_ = state.step;
 }
 

@@ -90,7 +90,9 @@ void Evaluation::evaluate(const RunState& state) {
   std::int64_t tokens = data_->epoch_tokens();
   if (train.eval_batches > 0)
     tokens = std::min(tokens, train.eval_batches * state.engine.plan().options.geometry.tokens());
-  const std::optional<DataLoss> sum = sum_losses(state.engine, &state.ranks, *data_, tokens, state.interrupted);
+  std::optional<DataLoss> sum;
+  state.engine.with(Weights::evaluated,
+                    [&] { sum = sum_losses(state.engine, &state.ranks, *data_, tokens, state.interrupted); });
   if (!sum) return;
   evaluated_ = state.step;
   if (sum->targets == 0) return state.log.warn("the validation split has no target that counts");

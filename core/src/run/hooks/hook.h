@@ -9,6 +9,7 @@
 
 #include "engine/engine.h"
 #include "log/event_log.h"
+#include "optimizer/averaged_steps.h"
 #include "run/ranks/ranks.h"
 #include "run/session.h"
 
@@ -27,6 +28,7 @@ struct RunState {
   std::int64_t step = 0;              ///< optimizer steps finished
   std::int64_t tokens = 0;            ///< that these steps trained on; their batches may have differed
   std::int64_t updates = 0;           ///< steps that moved the weights
+  AveragedSteps averaged = {};        ///< of these
   std::string data_before_step = {};  ///< position in the data before the step under way; empty: none is
   bool is_whole = true;               ///< the engine has the weights of `step`, not an update under way
 

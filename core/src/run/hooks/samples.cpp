@@ -22,7 +22,9 @@ Samples::Samples(const Session& session) : every_(session.sample.every) {
 void Samples::between_steps(const RunState& state) {
   if (every_ == 0 || state.step % every_ != 0 || state.interrupted()) return;
   state.engine.apply_update();
-  for (const LogEvent& event : take(state.engine, state.step, state.interrupted)) state.log.write(event);
+  state.engine.with(Weights::evaluated, [&] {
+    for (const LogEvent& event : take(state.engine, state.step, state.interrupted)) state.log.write(event);
+  });
 }
 
 std::vector<LogEvent> Samples::take(Engine& engine, std::int64_t step, const StopQuestion& stopped) const {

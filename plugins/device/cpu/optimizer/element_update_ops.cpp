@@ -1,7 +1,9 @@
 // Updates of elements one by one: AdamW (Loshchilov & Hutter, "Decoupled Weight Decay Regularization", 2019), SGD with
-// momentum, and Lion (Chen et al., "Symbolic Discovery of Optimization Algorithms", 2023). The master's update uses the
-// states before they are rounded for storage. bf16 masters and states round stochastically.
+// momentum, Lion (Chen et al., "Symbolic Discovery of Optimization Algorithms", 2023), and schedule-free AdamW (Defazio
+// et al., "The Road Less Scheduled", 2024). The master's update uses the states before they are rounded for storage.
+// bf16 masters and states round stochastically.
 
+#include <algorithm>
 #include <array>
 #include <bit>
 #include <cmath>
@@ -141,6 +143,56 @@ struct LionRule {
   }
 };
 
+struct ScheduleFreeStep {
+  float gradient_scale, beta2, one_minus_beta2, inverse_root2, eps, decay, rate;
+  float of_distance;        ///< from the average to the iterate, of that to the master
+  float average, together;  ///< the step's share in the average, and in the master by way of it
+  float of_step;            ///< of the step, in the master
+  bool first;               ///< the average is not there yet
+};
+
+QUERN_CPU_CLONES void schedule_free_row(const ScheduleFreeStep& step, const float* gradient, const float* const* old,
+                                        std::int64_t count, float* const* fresh) {
+  const ScheduleFreeStep s = step;
+  const float *master = old[0], *average = s.first ? old[0] : old[1], *moment2 = old[2];
+  float *new_master = fresh[0], *new_average = fresh[1], *new_moment2 = fresh[2];
+#pragma omp simd
+  for (std::int64_t i = 0; i < count; ++i) {
+    const float g = gradient[i] * s.gradient_scale, y = master[i], x = average[i];
+    const float v = s.beta2 * moment2[i] + s.one_minus_beta2 * g * g;
+    const float along = s.rate * (g / (std::sqrt(v) * s.inverse_root2 + s.eps) + s.decay * y);
+    const float distance = s.of_distance * (y - x);
+    new_master[i] = y + (s.together * distance - s.of_step * along);
+    new_average[i] = x + s.average * (distance - along);
+    new_moment2[i] = v;
+  }
+}
+
+struct ScheduleFreeRule {
+  using Step = ScheduleFreeStep;
+  static constexpr std::size_t kStates = 2;
+  static Step step(const Attributes& a, const StepState& state, const UpdateState& update) {
+    const double beta1 = a.real("beta1"), beta2 = a.real("beta2"), count = static_cast<double>(state.updates) + 1;
+    const double average = state.updates == 0 ? 1.0 : double{state.average};
+    return {update.gradient_scale,
+            static_cast<float>(beta2),
+            static_cast<float>(1 - beta2),
+            static_cast<float>(1 / std::sqrt(1 - std::pow(beta2, count))),
+            static_cast<float>(a.real("eps")),
+            static_cast<float>(a.real("weight_decay")),
+            static_cast<float>(state.learning_rate * a.real_or("rate", 1.0)),
+            static_cast<float>(1 / (1 - beta1)),
+            static_cast<float>(average),
+            static_cast<float>(beta1 * average),
+            static_cast<float>(1 - beta1 * (1 - average)),
+            state.updates == 0};
+  }
+  static void row(const Step& step, const float* gradient, const float* const* old, std::int64_t count,
+                  float* const* fresh) {
+    schedule_free_row(step, gradient, old, count, fresh);
+  }
+};
+
 // ---- lists of tensors ----
 
 /// `in`: gradient, master, states; `out`: all but the gradient.
@@ -187,6 +239,23 @@ OpSupport query_update(const OpInstance& op) {
   const std::size_t tensors = op.attributes.list("objects").size();
   OperandCheck check(op, 2 + (2 + Rule::kStates) * tensors, (1 + Rule::kStates) * tensors);
   operands::check_element_update(check, op, Rule::kStates);
+  return check.support();
+}
+
+// pairs of f32 (n): their elements change places
+Launch prepare_exchange(const OpInstance&) {
+  return [](std::span<const View> in, std::span<const View> out, const Exec&) {
+    for (std::size_t i = 0; i < out.size(); ++i) need_in_place("exchange", in[i], out[i]);
+    for (std::size_t i = 0; i < out.size(); i += 2)
+      for_blocks(out[i].count(), kBlockElements, [&](std::int64_t, std::int64_t begin, std::int64_t end) {
+        std::swap_ranges(out[i].as<float>() + begin, out[i].as<float>() + end, out[i + 1].as<float>() + begin);
+      });
+  };
+}
+
+OpSupport query_exchange(const OpInstance& op) {
+  OperandCheck check(op, op.inputs.size(), op.inputs.size());
+  operands::check_exchange(check, op);
   return check.support();
 }
 
@@ -247,6 +316,8 @@ void add_element_update_ops(OpTable& table) {
   table["adamw"] = {prepare_update<AdamwRule>, query_update<AdamwRule>};
   table["sgd"] = {prepare_update<SgdRule>, query_update<SgdRule>};
   table["lion"] = {prepare_update<LionRule>, query_update<LionRule>};
+  table["schedule_free"] = {prepare_update<ScheduleFreeRule>, query_update<ScheduleFreeRule>};
+  table["exchange"] = {prepare_exchange, query_exchange};
 }
 
 }  // namespace quern::cpu

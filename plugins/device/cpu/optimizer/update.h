@@ -12,7 +12,7 @@
 
 namespace quern::cpu {
 
-void add_element_update_ops(OpTable& table);  // adamw, sgd, lion
+void add_element_update_ops(OpTable& table);  // adamw, sgd, lion, schedule_free, exchange
 void add_adamw_8bit_op(OpTable& table);
 void add_muon_ops(OpTable& table);  // muon_direction, over_norm, weighted_sum, muon_apply
 
@@ -33,8 +33,8 @@ inline constexpr RandomPurpose kRounding[] = {RandomPurpose::round_master, Rando
 const std::uint32_t* random_words(const RandomKey& key, std::uint32_t step, std::uint64_t first, std::int64_t count,
                                   std::uint32_t* space);
 
-/// Rounds to elements [begin, begin + count) of a bf16 view; f32 values are in place already. `first` is the global index of
-/// the view's element 0.
+/// Rounds to elements [begin, begin + count) of a bf16 view; f32 values are in place already. `first` is the global
+/// index of the view's element 0.
 void store_stochastic(const View& to, std::int64_t begin, std::int64_t count, const float* values, const RandomKey& key,
                       std::uint32_t step, std::uint64_t first);
 

@@ -1,7 +1,7 @@
-// Updates of elements one by one: AdamW, SGD with momentum, Lion. The master's update uses the states before they are
-// rounded for storage. bf16 masters and states round stochastically; a draw depends on the element's global index, so
-// shards agree with the whole. Learning rate, step and clip factor are read from device memory. One launch updates many
-// tensors.
+// Updates of elements one by one: AdamW, SGD with momentum, Lion, schedule-free AdamW. The master's update uses the
+// states before they are rounded for storage. bf16 masters and states round stochastically; a draw depends on the
+// element's global index, so shards agree with the whole. Learning rate, step and clip factor are read from device
+// memory. One launch updates many tensors.
 
 #include <memory>
 #include <string>
@@ -292,12 +292,58 @@ OpSupport query_update(const OpInstance& op, const CudaTraits&) {
   return check.support();
 }
 
+// ---- exchange ----
+
+struct ExchangedPair {
+  float *first, *second;
+  std::int64_t count;
+};
+
+struct ExchangeArguments {
+  TensorList<ExchangedPair> list;
+};
+
+__global__ void __launch_bounds__(kThreads) exchange_kernel(const __grid_constant__ ExchangeArguments args) {
+  for (int index = static_cast<int>(blockIdx.x); index < args.list.chunks; index += static_cast<int>(gridDim.x)) {
+    const Chunk chunk = chunk_at<kChunk>(args.list, index);
+    const ExchangedPair pair = args.list.tensor[chunk.tensor];
+    for (std::int64_t at = chunk.begin + threadIdx.x; at < chunk.end; at += kThreads) {
+      const float first = pair.first[at];
+      pair.first[at] = pair.second[at];
+      pair.second[at] = first;
+    }
+  }
+}
+
+// pairs of f32 (n): their elements change places
+Launch prepare_exchange(const OpInstance&, CudaContext& context) {
+  auto kernel = load_kernel<ExchangeArguments>(exchange_kernel, dim3(kThreads), context.multiprocessors);
+  return [=](std::span<const View> in, std::span<const View> out, const Exec& exec) {
+    for (std::size_t i = 0; i < out.size(); ++i)
+      if (out[i].data != in[i].data) fail_internal("exchange", "an output is not its input's memory");
+    auto pair = [&](std::size_t i) {
+      return ExchangedPair{out[2 * i].as<float>(), out[2 * i + 1].as<float>(), out[2 * i].count()};
+    };
+    for_tensor_lists<kChunk>(out.size() / 2, pair, [&](const TensorList<ExchangedPair>& list) {
+      kernel.launch(kernel.persistent(list.chunks), stream_of(exec), ExchangeArguments{list});
+    });
+  };
+}
+
+OpSupport query_exchange(const OpInstance& op, const CudaTraits&) {
+  OperandCheck check(op, op.inputs.size(), op.inputs.size());
+  operands::check_exchange(check, op);
+  return check.support();
+}
+
 }  // namespace
 
 void add_element_update_ops(OpTable& table) {
   table["adamw"] = {prepare_update<AdamwRule>, query_update<AdamwRule>};
   table["sgd"] = {prepare_update<SgdRule>, query_update<SgdRule>};
   table["lion"] = {prepare_update<LionRule>, query_update<LionRule>};
+  table["schedule_free"] = {prepare_update<ScheduleFreeRule>, query_update<ScheduleFreeRule>};
+  table["exchange"] = {prepare_exchange, query_exchange};
 }
 
 }  // namespace quern::cuda

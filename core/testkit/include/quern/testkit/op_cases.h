@@ -35,7 +35,7 @@ void sum_tree_cases(const OpRunner& runner);
 void norm_and_clip_cases(const OpRunner& runner);
 void adamw_cases(const OpRunner& runner);
 void adamw_list_cases(const OpRunner& runner);
-void optimizer_cases(const OpRunner& runner);  ///< sgd and lion
+void optimizer_cases(const OpRunner& runner);  ///< sgd, lion, schedule_free, exchange
 void adamw_8bit_cases(const OpRunner& runner);
 void muon_cases(const OpRunner& runner);  ///< beside its matmuls
 void quantize_cases(const OpRunner& runner);
