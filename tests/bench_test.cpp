@@ -86,11 +86,12 @@ TEST_CASE("bench products times the matmuls of a model and of given sizes, besid
     return quern_run(std::move(more));
   };
   const Outcome outcome =
-      bench({"--sizes", "64,128x32x256", "--formats", "f32,e4m3", "--scales", "tensor,row,128x128,squares", "--beside",
-             "device.cpu.threads=1", "--json", files.at("out.json")});
+      bench({"--sizes", "64,128x32x256", "--formats", "f32,e4m3,int4", "--scales", "tensor,row,128x128,squares",
+             "--beside", "device.cpu.threads=1", "--json", files.at("out.json")});
   CAPTURE(outcome.err);
   REQUIRE(outcome.code == 0);
-  for (const char* part : {"TFLOP/s", "ratio", "128x128  NT", "squares  TT", "not measured: e4m3 128x128 NN"})
+  for (const char* part : {"TFLOP/s", "ratio", "128x128  NT", "squares  TT", "not measured: e4m3 128x128 NN",
+                           "not measured: int4", "TFLOP/s, and of rated"})
     CHECK(has(outcome.out, part));
   const auto json = nlohmann::json::parse(read_text(files.at("out.json")));
   CHECK(json.at("beside") == "device.cpu.threads=1");

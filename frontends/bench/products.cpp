@@ -87,6 +87,9 @@ ProductsBenchResult run_products_bench(Device& device, const ProductsBenchOption
         result.times.push_back(time);
         options.print(products_table_line(time, device.traits()));
       }
+  if (options.int4)
+    result.left_out.emplace_back("int4: no device multiplies it; precision low_bit multiplies dequantized bf16");
+  options.print(products_by_size(result, device.traits()));
   options.print(products_table_end(result));
   return result;
 }

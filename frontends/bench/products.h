@@ -24,14 +24,15 @@ struct ProductTime {
 };
 
 struct ProductsBenchResult {
-  std::vector<ProductTime> times;
-  std::vector<std::string> left_out;  ///< forms that the device does not take, and why
+  std::vector<ProductTime> times = {};
+  std::vector<std::string> left_out = {};  ///< forms that the device does not take, and why
 };
 
 struct ProductsBenchOptions {
   std::vector<DType> formats;
   std::vector<ProductScales> scales;  ///< of 8-bit formats
   std::vector<ProductSize> sizes;
+  bool int4 = false;         ///< asked for: it has no matmuls, which is said
   Device* beside = nullptr;  ///< another device that is open, whose matmuls are timed in turn with the first one's
   /// Gets the table, a line as soon as it is known.
   std::function<void(const std::string& text)> print;
@@ -52,6 +53,9 @@ ProductsBenchResult run_products_bench(Device& device, const ProductsBenchOption
 std::string products_table_head(const DeviceTraits& device, bool beside);
 std::string products_table_line(const ProductTime& time, const DeviceTraits& device);
 std::string products_table_end(const ProductsBenchResult& result);
+/// Of several sizes: a row for each format, scales and layout, a column for each size, TFLOP/s and the share of the
+/// rated peak. Empty for one size.
+std::string products_by_size(const ProductsBenchResult& result, const DeviceTraits& device);
 /// `beside`: the setting of the other device.
 std::string products_bench_json(const ProductsBenchResult& result, const DeviceTraits& device,
                                 const std::string& beside, const std::string& commit);

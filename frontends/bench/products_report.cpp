@@ -1,3 +1,6 @@
+#include <algorithm>
+#include <map>
+
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
@@ -38,6 +41,36 @@ std::string products_table_line(const ProductTime& time, const DeviceTraits& dev
   return fmt::format("{:<8}{:<9}{:<8}{:>8}{:>8}{:>8}{:>12}{:>10.4g}{:>10}{}\n", name_of(form.format),
                      name_of(form.scales), layout_of(form), form.m, form.n, form.k,
                      fmt::format("{:.1f} us", 1e6 * time.seconds), rate / 1e12, share, beside);
+}
+
+std::string products_by_size(const ProductsBenchResult& result, const DeviceTraits& device) {
+  std::vector<ProductSize> sizes;
+  std::vector<std::string> rows;
+  std::map<std::pair<std::string, ProductSize>, std::string> cells;
+  auto note = [](auto& list, const auto& item) {
+    if (std::find(list.begin(), list.end(), item) == list.end()) list.push_back(item);
+  };
+  for (const ProductTime& time : result.times) {
+    const ProductForm& form = time.form;
+    const ProductSize size{form.m, form.n, form.k};
+    const std::string row = fmt::format("{:<8}{:<9}{:<8}", name_of(form.format), name_of(form.scales), layout_of(form));
+    const double rate = form.flops() / time.seconds, rated = matmul_rate(device, form.format);
+    const std::string share = rated > 0 ? fmt::format(" {:5.1f}%", 100 * rate / rated) : "";
+    note(sizes, size);
+    note(rows, row);
+    cells[{row, size}] = fmt::format("{:.4g}", rate / 1e12) + share;
+  }
+  if (sizes.size() < 2) return "";
+  std::string text = fmt::format("\nTFLOP/s, and of rated\n{:<25}", "");
+  for (const ProductSize& size : sizes) {
+    const bool cube = size.m == size.n && size.n == size.k;
+    text += fmt::format("{:>18}", cube ? std::to_string(size.m) : fmt::format("{}x{}x{}", size.m, size.n, size.k));
+  }
+  for (const std::string& row : rows) {
+    text += "\n" + row;
+    for (const ProductSize& size : sizes) text += fmt::format("{:>18}", cells[{row, size}]);
+  }
+  return text + "\n";
 }
 
 std::string products_table_end(const ProductsBenchResult& result) {

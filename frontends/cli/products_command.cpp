@@ -50,10 +50,14 @@ ProductsBenchOptions options_of(const RunArguments& run) {
   ProductsBenchOptions options;
   options.print = [](const std::string& text) { std::cout << text << std::flush; };
   for (const std::string& word : listed(run.values["formats"].as<std::string>())) {
+    if (word == "int4") {
+      options.int4 = true;
+      continue;
+    }
     const std::optional<DType> format = dtype_named(word);
     const auto known = {DType::f32, DType::bf16, DType::e4m3, DType::e5m2, DType::i8};
     if (!format || std::find(known.begin(), known.end(), *format) == known.end())
-      refuse("--formats", word, "some of f32,bf16,e4m3,e5m2,i8");
+      refuse("--formats", word, "some of f32,bf16,e4m3,e5m2,i8,int4");
     options.formats.push_back(*format);
   }
   for (const std::string& word : listed(run.values["scales"].as<std::string>())) {

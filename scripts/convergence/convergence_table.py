@@ -4,10 +4,16 @@
     scripts/convergence/convergence_table.py runs/convergence        # writes runs/convergence/convergence.md
 
 The second arm is held to the project's bound: a mean paired difference under 0.5% and under twice the first arm's
-deviation over seeds, in size. Exit code 1 says that it is not.
+deviation over seeds, in size. With --bands FILE each arm is held to its own band instead: the difference in percent, from
+and to, of the last line whose pattern the arm's name matches. Exit code 1 says that an arm is outside, or has no band.
+
+--best writes DIR/rates: of each optimizer the learning rate with the lowest loss.
 """
 
+import fnmatch
+import re
 import sys
+import tomllib
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "frontends" / "python"))
@@ -24,16 +30,16 @@ LARGEST_PERCENT, LARGEST_DEVIATIONS = 0.5, 2.0
 COLUMNS = ("arm", "runs", "validation loss", "difference", "percent", "in seed deviations")
 
 
-def read_arms(folder):
+def read_arms(folder, least=2):
     report = read_report(folder, ARM)
     path, arms, repeats = folder / "report.json", report["arms"], report["repeats"]
-    if len(arms) < 2 or repeats < 2:
+    if len(arms) < 2 or repeats < least:
         found = f"{len(arms)} arms, {repeats} runs of each"
         raise Fault(path, "nothing to compare", found, "two of both", "compare with --vary and --repeat 3")
     for arm in arms:
         if arm["good_runs"] < repeats:
             raise Fault(path, arm["name"], f"{arm['good_runs']} runs of {repeats} that ended well", "all")
-        needed = FIGURES[:2] if arm is arms[0] else FIGURES
+        needed = FIGURES[:least] if arm is arms[0] or least < 2 else FIGURES
         if any(arm["validation_loss"][figure] is None for figure in needed):
             raise Fault(path, arm["name"], "no validation loss", advice="give data.tokens.validation")
     return report, arms
@@ -55,12 +61,50 @@ def within_bound(arm, first):
     return abs(percent(arm, first)) < LARGEST_PERCENT and abs(deviations(arm, first)) < LARGEST_DEVIATIONS
 
 
+def read_bands(path):
+    bands = tomllib.loads(path.read_text(encoding="utf-8"))
+    for name, band in bands.items():
+        if not (isinstance(band, list) and len(band) == 2 and all(isinstance(end, (int, float)) for end in band)):
+            raise Fault(path, name, str(band), "[from, to] in percent")
+    return bands
+
+
+def band_of(arm, bands):
+    found = [band for pattern, band in bands.items() if fnmatch.fnmatchcase(arm["name"], pattern)]
+    return found[-1] if found else None
+
+
+def outside(arms, bands):
+    """A line for each arm that is not within its band."""
+    lines = []
+    for arm in arms[1:]:
+        band, found = band_of(arm, bands), percent(arm, arms[0])
+        if band is None:
+            lines.append(f"`{cell(arm['name'])}` has no band")
+        elif not band[0] <= found <= band[1]:
+            lines.append(f"`{cell(arm['name'])}` is {found:+.3f}% off, outside {band[0]:+g}% to {band[1]:+g}%")
+    return lines
+
+
+def best_rates(arms):
+    """Of each optimizer the learning rate of its arm with the lowest loss."""
+    best = {}
+    for arm in arms:
+        values = dict(part.strip().split("=", 1) for part in arm["name"].split(",") if "=" in part)
+        rate = values.get("optimizer.learning_rate")
+        if rate is None or not re.fullmatch(r"[0-9.e+-]+", rate):
+            raise Fault("arm", arm["name"], "no optimizer.learning_rate", "one for each arm")
+        known = best.setdefault(values.get("optimizer.id", "adamw"), (arm["validation_loss"]["mean"], rate))
+        best[values.get("optimizer.id", "adamw")] = min(known, (arm["validation_loss"]["mean"], rate))
+    return {optimizer: rate for optimizer, (_, rate) in best.items()}
+
+
 def cell(text):
     """What ends a cell or a line of code in Markdown is escaped or left out."""
     return printable(text).replace("|", "\\|").replace("`", "'")
 
 
-def table(report, arms):
+def table(report, arms, verdicts):
     first = arms[0]
     rows = [COLUMNS, ["---"] + ["---:"] * (len(COLUMNS) - 1)]
     for arm in arms:
@@ -81,8 +125,7 @@ def table(report, arms):
         "arm's run with the same seed, mean ± deviation; in percent of the first arm's mean; by the first arm's deviation over seeds, "
         f"{first['validation_loss']['deviation']:.5f}.",
         "",
-        f"`{cell(arms[1]['name'])}` is {'' if within_bound(arms[1], first) else 'NOT '}within {LARGEST_PERCENT}% and "
-        f"{LARGEST_DEVIATIONS:g} seed deviations of `{cell(first['name'])}`.",
+        *verdicts,
     ]
     return "\n".join(lines) + "\n"
 
@@ -91,13 +134,31 @@ def table(report, arms):
 def main(arguments):
     parser = parser_for(None, __doc__)
     parser.add_argument("comparison", type=path_argument, metavar="DIR", help="what `quern ab` wrote: its --out")
+    parser.add_argument("--bands", type=path_argument, metavar="FILE", help="bands of arms, TOML")
+    parser.add_argument("--best", action="store_true", help="write the best learning rates")
     options = parser.parse_args(arguments)
+    if options.best:
+        rates = best_rates(read_arms(options.comparison, least=1)[1])
+        text = "".join(f"{optimizer} {rate}\n" for optimizer, rate in rates.items())
+        write_file(options.comparison / "rates", text.encode())
+        print(text, end="")
+        return 0
     out = options.comparison / "convergence.md"
     report, arms = read_arms(options.comparison)
-    text = table(report, arms)
+    if options.bands:
+        faults = outside(arms, read_bands(options.bands))
+        verdicts = [*(f"- {fault}" for fault in faults)] or ["Each arm is within its band."]
+        failed = bool(faults)
+    else:
+        failed = not within_bound(arms[1], arms[0])
+        verdicts = [
+            f"`{cell(arms[1]['name'])}` is {'NOT ' if failed else ''}within {LARGEST_PERCENT}% and "
+            f"{LARGEST_DEVIATIONS:g} seed deviations of `{cell(arms[0]['name'])}`."
+        ]
+    text = table(report, arms, verdicts)
     write_file(out, text.encode())
     print(f"{text}\n{out}")
-    return 0 if within_bound(arms[1], arms[0]) else 1
+    return 1 if failed else 0
 
 
 if __name__ == "__main__":

@@ -46,6 +46,35 @@ class ConvergenceTableTest(FolderTestCase):
                 code, text = self.tabulate(base, arm("e4m3", 4.0 + difference, 0.005, difference, 0.001))
                 self.assertEqual((code, "is NOT within" in text), (expected, bool(expected)), text)
 
+    def judge(self, bands, *arms):
+        (self.folder / "bands.toml").write_text(bands)
+        report = {"config": "base.toml", "quern": "1", "repeats": 3, "arms": arms}
+        (self.folder / "report.json").write_text(json.dumps(report))
+        with contextlib.redirect_stdout(io.StringIO()) as out, contextlib.redirect_stderr(out):
+            code = convergence_table.main([str(self.folder), "--bands", str(self.folder / "bands.toml")])
+        return code, out.getvalue()
+
+    def test_an_arm_outside_its_band_fails(self):
+        bands = '"*" = [-1.0, 1.0]\n"*lion*" = [-0.5, 3.0]\n'
+        for name, difference, expected in (
+            ("muon", 0.039, 0), ("muon", 0.041, 1), ("muon", -0.041, 1), ("lion", 0.1, 0), ("lion", -0.03, 1),
+        ):
+            with self.subTest(name=name, difference=difference):
+                code, text = self.judge(bands, BASE, arm(name, 4 + difference, 0.005, difference, 0.001))
+                self.assertEqual((code, "outside" in text), (expected, bool(expected)), text)
+        code, text = self.judge('"lion" = [0, 1]\n', BASE, arm("muon", 4.0, 0.005, 0.0, 0.001))
+        self.assertEqual((code, "`muon` has no band" in text), (1, True), text)
+
+    def test_the_best_rate_of_each_optimizer(self):
+        rate = "optimizer.learning_rate="
+        arms = [arm(rate + "1e-3", 4.0, None, None, None, 1), arm(rate + "2e-3", 3.9, None, None, None, 1),
+                arm(f"optimizer.id=lion, {rate}1e-4", 3.8, None, None, None, 1)]
+        report = {"config": "base.toml", "quern": "1", "repeats": 1, "arms": arms}
+        (self.folder / "report.json").write_text(json.dumps(report))
+        with contextlib.redirect_stdout(io.StringIO()):
+            self.assertEqual(convergence_table.main([str(self.folder), "--best"]), 0)
+        self.assertEqual((self.folder / "rates").read_text(encoding="utf-8"), "adamw 2e-3\nlion 1e-4\n")
+
     def test_what_cannot_be_judged_is_refused(self):
         good = arm("e4m3", 4.0, 0.005, 0.0, 0.0)
         for arms, repeats, expected in (

@@ -8,6 +8,8 @@
 
 #include "base/files/json_file.h"
 #include "base/shorten.h"
+#include "engine/host_tensor.h"
+#include "program/names.h"
 #include "quern/error.h"
 
 namespace quern {
@@ -204,6 +206,17 @@ std::string evaluated_name(const Checkpoint& checkpoint, const std::string& mast
     if (std::string name = state + "/" + master.substr(kMasterPrefix.size()); checkpoint.tensors.find(name))
       return name;
   return master;
+}
+
+void read_weights(const Checkpoint& checkpoint, const std::string& master, std::int64_t first,
+                  std::span<float> values) {
+  const StoredTensor& tensor = *checkpoint.tensors.find(evaluated_name(checkpoint, master));
+  if (tensor.type != StoredType::i8) return checkpoint.tensors.read_floats(tensor, first, values);
+  const std::string scales = std::string(names::kMasterScale) + "/" + master.substr(kMasterPrefix.size());
+  std::vector<std::byte> integers(values.size());
+  checkpoint.tensors.read(tensor, static_cast<std::uint64_t>(first), integers);
+  decode(integers.data(), DType::i8, values);
+  scale_rows(checkpoint.tensors.read_floats(scales), tensor.extents[1], first, values);
 }
 
 std::string checkpoint_path(const std::string& run_directory, std::int64_t step) {

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <functional>
 #include <optional>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -61,6 +62,8 @@ inline constexpr std::string_view kMasterPrefix = "master/";
 
 /// Of the master's name the tensor's that evaluations and exports read: an optimizer's average, or the master.
 std::string evaluated_name(const Checkpoint& checkpoint, const std::string& master);
+/// Elements first, first + 1, ... of that tensor; of a master in int8, by the scales of its rows.
+void read_weights(const Checkpoint& checkpoint, const std::string& master, std::int64_t first, std::span<float> values);
 
 /// <run>/checkpoints/step-00001200
 std::string checkpoint_path(const std::string& run_directory, std::int64_t step);

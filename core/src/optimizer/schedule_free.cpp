@@ -33,10 +33,13 @@ class ScheduleFree final : public Optimizer {
   std::vector<OptimizerState> states(const ParameterSpec& parameter) const override {
     OptimizerState average = OptimizerState::elements(parameter, "average", DType::f32);
     average.evaluated = true;
-    return {std::move(average), OptimizerState::elements(parameter, "moment2", DType::f32)};
+    return {std::move(average), OptimizerState::elements(parameter, "iterate", DType::f32),
+            OptimizerState::elements(parameter, "moment2", DType::f32)};
   }
   void update(UpdateBuilder& b, const ParameterSpec& parameter) const override {
-    b.op("schedule_free", {b.update(), b.step(), b.gradient(), b.master(), b.state("average"), b.state("moment2")}, "",
+    b.op("schedule_free",
+         {b.update(), b.step(), b.gradient(), b.master(), b.state("average"), b.state("iterate"), b.state("moment2")},
+         "",
          {{"beta1", options_.beta1},
           {"beta2", options_.beta2},
           {"eps", options_.eps},

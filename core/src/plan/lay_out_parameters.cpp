@@ -22,6 +22,7 @@ class ParameterLayout : Reserve {
       if (plan_.forms_of(parameter, layer).loads) return;
       add_shard(parameter.spec.trainable ? TensorOwner::master : TensorOwner::working, names::kMaster, parameter.spec,
                 layer, parameter.master, parameter.spec.extents);
+      if (!parameter.quantized.empty()) lay_out_quantized(parameter, layer);
     });
     for_each_parameter([&](const ParameterPlan& parameter, int layer) { lay_out_working(parameter, layer); });
     if (!plan_.options.train) return;
@@ -100,6 +101,18 @@ class ParameterLayout : Reserve {
     tensor.first = shard.first;
     const std::int64_t most = byte_count(shards_.largest(spec.name, whole), dtype);
     add_tensor(std::move(tensor), most);  // so that all ranks' arenas are alike
+  }
+
+  /// Scales beside a master in int8; and both under the names by which ops read them.
+  void lay_out_quantized(const ParameterPlan& parameter, int layer) {
+    const std::string& name = parameter.spec.name;
+    add_tensor(TensorOwner::master, names::kMasterScale, name, layer, DType::f32, {parameter.spec.extents[0]});
+    for (std::size_t i : {0, 1}) {
+      PlannedTensor alias = plan_.tensor(i == 0 ? names::kMaster : names::kMasterScale, name, layer);
+      alias.kind = parameter.quantized[i].name;
+      alias.owner = TensorOwner::working;
+      plan_.add(std::move(alias));
+    }
   }
 
   /// This rank's rows, with room for any rank's.

@@ -32,6 +32,7 @@ namespace quern {
 struct PlanOptions {
   Geometry geometry;                   ///< of one micro-batch
   DType master = DType::f32;           ///< f32, or bf16 with stochastic rounding
+  bool masters = true;                 ///< false: none of weights whose only form is int8 (quantize_weights)
   DType gradient = DType::f32;         ///< accumulation of parameter gradients
   std::vector<std::string> recompute;  ///< see kRecomputeNames
   std::int64_t first_layers = 0;       ///< high-precision layers: so many at the beginning,
@@ -166,6 +167,8 @@ struct ParameterPlan {
   ParameterSpec spec;
   UpdateTraits update = {};  ///< nothing if it is frozen
   DType master = DType::f32;
+  /// Its quantized values and scales, as ops read them, where they are the master; else empty.
+  std::vector<Value> quantized = {};
   RowBounds bounds = {};              ///< of its shards; empty: every rank has the whole
   bool shards_weights = false;        ///< working copies too: ranks gather them for each use
   bool shards_gradient = false;       ///< and its gradient, which they reduce for each micro-batch

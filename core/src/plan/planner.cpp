@@ -127,6 +127,7 @@ class Planner {
       plan_.parameters.push_back(std::move(parameter));
     }
     check_shards();
+    check_quantized_masters();
     // As update windows come, so that a window's amaxes are neighbours.
     std::stable_sort(tensors_.scaled.begin(), tensors_.scaled.end(), [](const ScaledMaster& a, const ScaledMaster& b) {
       return std::pair(a.spec.group, a.layer) < std::pair(b.spec.group, b.layer);
@@ -166,6 +167,9 @@ class Planner {
                                   const std::vector<bool>& reads) {
     ParameterPlan parameter{.spec = spec, .update = {}, .master = state_.master_dtype(spec), .bounds = {}, .forms = {}};
     if (spec.trainable) parameter.update = update_traits(parts_.optimizer, spec, set_.ops());
+    parameter.quantized = state_.quantized_master(spec);
+    if (!parameter.quantized.empty())
+      parameter.update.locality = std::max(parameter.update.locality, UpdateLocality::row);
     check_evaluated(parameter);
     std::int64_t groups = 1;
     bool whole = false, has_both = false;
@@ -241,6 +245,26 @@ class Planner {
                                       .found = "\"ranks\"",
                                       .expected = "\"none\", or an optimizer that updates elements or rows",
                                       .next = "set it to \"none\", and memory.moments to a store if memory is short"});
+  }
+
+  void check_quantized_masters() const {
+    if (plan_.options.masters) return;
+    auto refuse = [](const char* what, const std::string& found, const char* expected, const char* next) {
+      throw Error(ErrorCode::config,
+                  {.where = "optimizer.master", .what = what, .found = found, .expected = expected, .next = next});
+    };
+    const auto& all = plan_.parameters;
+    if (std::all_of(all.begin(), all.end(), [](const ParameterPlan& p) { return p.quantized.empty(); }))
+      refuse("no weight is read in int8 alone", "\"none\"", "a precision that does so",
+             "set precision.id = \"low_bit\" with weights = \"int8\", or keep masters");
+    const StatePlacement& state = plan_.options.state;
+    if (state.master.memory != kOnDevice)
+      refuse("weights without masters stay on the device", "memory.master = \"" + text_of(state.master) + "\"",
+             "\"device\"", "set memory.master to it");
+    for (const ParameterPlan& parameter : all)
+      if (!parameter.quantized.empty() && !parameter.bounds.empty())
+        refuse("ranks do not shard weights without masters", "parallel.shard_optimizer = \"ranks\"", "\"none\"",
+               "set it to \"none\", or keep masters");
   }
 
   static void check_evaluated(const ParameterPlan& parameter) {

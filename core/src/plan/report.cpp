@@ -1,5 +1,6 @@
 #include "plan/report.h"
 
+#include <algorithm>
 #include <array>
 #include <utility>
 
@@ -55,10 +56,15 @@ std::string placed_in(const Placement& placement) {
 // Of one rank, by parameter group. A compute weight that is the master itself takes nothing.
 GroupBytes group_bytes(const Plan& plan, TensorOwner owner) {
   GroupBytes bytes{};
+  auto is_master = [&](const PlannedTensor& tensor) {
+    return std::ranges::any_of(std::array{names::kMaster, names::kMasterScale}, [&](const char* kind) {
+      const PlannedTensor* master = plan.find(kind, tensor.parameter, tensor.layer);
+      return tensor.kind != kind && master && master->place() == tensor.place();
+    });
+  };
   for (const PlannedTensor& tensor : plan.tensors)
     if (tensor.owner == owner && !tensor.parameter.empty() && !tensor.over_ranks &&
-        (owner != TensorOwner::working || tensor.kind == names::kMaster ||
-         tensor.place() != plan.tensor(names::kMaster, tensor.parameter, tensor.layer).place()))
+        (owner != TensorOwner::working || !is_master(tensor)))
       bytes[static_cast<std::size_t>(group_of(plan, tensor.parameter))] += tensor.bytes();
   return bytes;
 }
@@ -74,11 +80,23 @@ std::string state_table(const Plan& plan) {
       text += fmt::format("{:>12}", count > 0 ? format_bytes(static_cast<double>(count)) : "-");
     text += fmt::format("  {:<{}}{}\n", placed_in(placement), kPlacedWidth, name_of(placement.sharding));
   };
+  GroupBytes all{}, parameters{};
   for (const auto& [owner, placement] :
        {std::pair(TensorOwner::master, &state.master), std::pair(TensorOwner::working, &state.weights),
         std::pair(TensorOwner::gradient, &state.gradients), std::pair(TensorOwner::optimizer, &state.moments)}) {
-    row(name_of(owner), group_bytes(plan, owner), *placement);
+    const GroupBytes bytes = group_bytes(plan, owner);
+    for (std::size_t group = 0; group < all.size(); ++group) all[group] += bytes[group];
+    row(name_of(owner), bytes, *placement);
   }
+  for (const ParameterPlan& parameter : plan.parameters)
+    for_each_layer(parameter.spec, static_cast<int>(plan.model.layers),
+                   [&](int) { parameters[static_cast<std::size_t>(parameter.spec.group)] += parameter.spec.count(); });
+  text += fmt::format("  {:<18}", "bytes a parameter");
+  for (std::size_t group = 0; group < all.size(); ++group)
+    text += parameters[group] > 0
+                ? fmt::format("{:>12.2f}", static_cast<double>(all[group]) / static_cast<double>(parameters[group]))
+                : fmt::format("{:>12}", "-");
+  text += "\n";
   GroupBytes saved{};
   for (const OwnerBytes& owner : plan.owners)
     if (owner.owner == kSavedActivations) saved[static_cast<std::size_t>(ParameterGroup::block)] += owner.bytes;

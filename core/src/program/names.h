@@ -26,6 +26,7 @@ inline constexpr char kNextLogits[] = "next_logits";
 
 // ---- kinds of a parameter's tensors; kinds of optimizer states are the optimizer's ----
 inline constexpr char kMaster[] = "master";
+inline constexpr char kMasterScale[] = "master_scale";  ///< of rows of a master in int8
 inline constexpr char kWorking[] = "working";
 inline constexpr char kGradient[] = "gradient";
 inline constexpr char kPartials[] = "partials";         ///< sums of some micro-batches, a power of two each

@@ -269,7 +269,8 @@ bool Session::leaves_sharding() const {
 PlanOptions Session::plan_options() const {
   PlanOptions options;
   options.geometry = {train.micro_batch, train.sequence};
-  options.master = *dtype_named(optimizer_options.master);
+  options.masters = optimizer_options.master != "none";
+  options.master = options.masters ? *dtype_named(optimizer_options.master) : DType::f32;
   options.gradient = *dtype_named(optimizer_options.gradient);
   options.first_layers = precision_options.first_layers;
   options.last_layers = precision_options.last_layers;

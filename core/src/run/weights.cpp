@@ -131,6 +131,23 @@ void write(Engine& engine, const FirstWeights& weights, const std::vector<Piece>
   }
 }
 
+/// A master in int8, and the scales of its rows.
+void write_quantized(Engine& engine, const FirstWeights& weights, const ParameterSpec& spec,
+                     const PlannedTensor& master) {
+  const PlannedTensor& scale = engine.plan().tensor(names::kMasterScale, spec.name, master.layer);
+  std::int64_t row = 0;
+  for (const ParameterPart& part : spec.parts) {
+    std::vector<float> values(static_cast<std::size_t>(part.rows * spec.columns()));
+    std::vector<float> scales(static_cast<std::size_t>(part.rows));
+    std::vector<std::byte> integers(values.size());
+    weights.read(spec, part, master.layer, 0, values);
+    encode_rows(values, spec.columns(), integers.data(), scales);
+    engine.write(master, row * spec.columns(), part.rows * spec.columns(), integers.data());
+    engine.write(scale, row, part.rows, scales.data());
+    row += part.rows;
+  }
+}
+
 /// visit(spec, layer) for every parameter tensor, in the order of their random keys.
 template <class Visit>
 void for_each_parameter(const FirstWeights& weights, Visit visit) {
@@ -208,6 +225,8 @@ std::string load_weights(Engine& engine, const FirstWeights& weights, Loaded whi
   for_each_parameter(weights, [&](const ParameterSpec& spec, int layer) {
     const PlannedTensor& master = plan.tensor(names::kMaster, spec.name, layer);
     const bool wanted = which == Loaded::all || !spec.trainable;
+    if (wanted && !plan.parameter(spec.name).quantized.empty())
+      return write_quantized(engine, weights, weights.spec(spec.name), master);
     if (wanted && master.owner != TensorOwner::loading) add_pieces(spec, layer, master, pieces);
     if (!plan.options.train || !spec.trainable || !wanted) return;
     for (const OptimizerState& state : plan.parameter(spec.name).update.states)
@@ -250,6 +269,11 @@ WeightReader master_reader(Engine& engine) {
     stored.resize(values.size() * size_of(tensor.dtype));
     engine.read(tensor, first, static_cast<std::int64_t>(values.size()), stored.data());
     decode(stored.data(), tensor.dtype, values);
+    if (tensor.dtype != DType::i8) return;
+    const PlannedTensor& scale = engine.plan().tensor(names::kMasterScale, spec.name, static_cast<int>(layer));
+    std::vector<float> scales(static_cast<std::size_t>(spec.extents[0]));
+    engine.read(scale, scales.data());
+    scale_rows(scales, spec.columns(), first, values);
   };
 }
 

@@ -254,6 +254,7 @@ const std::vector<OpFamily>& op_families() {
       {"quantize by blocks", testkit::quantize_blocks_cases},
       {"quantize zeros, inf, NaN", testkit::quantize_special_cases},
       {"quantize_delayed", delayed_cases, compare_delayed},
+      {"quantize_weights and back", testkit::weight_format_cases},
       {"observe_scale", testkit::observe_scale_cases}};
   return families;
 }

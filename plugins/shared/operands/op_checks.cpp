@@ -6,6 +6,7 @@
 
 #include "quern/block_scales.h"
 #include "quern/step_state.h"
+#include "quern/weight_format.h"
 
 namespace quern::operands {
 
@@ -115,8 +116,9 @@ void check_element_update(OperandCheck& check, const OpInstance& op, std::size_t
     const std::size_t in = 2 + (2 + states) * tensor, out = (1 + states) * tensor;
     const Extents extents = extents_of(op, in + 1);
     check.input(in, "gradient", extents);
-    for (std::size_t i = 0; i <= states; ++i)
-      check_in_place(check, op, in + 1 + i, out + i, kUpdated[i], extents, kFloats);
+    for (std::size_t i = 0; i <= states; ++i)  // no draws round more than two states
+      check_in_place(check, op, in + 1 + i, out + i, i < 3 ? kUpdated[i] : "state", extents,
+                     states < 3 ? kFloats : Dtypes(DType::f32));
   }
 }
 
@@ -124,6 +126,31 @@ void check_exchange(OperandCheck& check, const OpInstance& op) {
   check.that(op.inputs.size() % 2 == 0, "needs pairs of tensors");
   for (std::size_t i = 0; i < op.inputs.size() && check.ok(); ++i)
     check_in_place(check, op, i, i, "tensor", extents_of(op, i / 2 * 2), DType::f32);
+}
+
+void check_weight_format(OperandCheck& check, const OpInstance& op) {
+  const WeightFormat* format = weight_format_named(op.attributes.word("format"));
+  if (!check.that(format, "format: found " + op.attributes.word("format") + ", expected one of quern/weight_format.h")
+           .ok())
+    return;
+  const bool back = op.kind == "dequantize_weights", in_place = op.kind == "requantize_weights";
+  const Extents x = back ? op.outputs[0].extents : extents_of(op, in_place ? 2 : 0);
+  if (!check.that(x.size() == 2 && format->takes(x[1]), "needs rows of whole bytes and groups").ok()) return;
+  const Extents q{x[0], format->row_bytes(x[1])};
+  const Extents scale = format->group == 0 ? Extents{x[0]} : Extents{x[0], format->row_scales(x[1])};
+  if (back) {
+    check.input(0, "q", q, format->dtype());
+    if (op.outputs[0].dtype != DType::i8) check.input(1, "scale", scale, DType::f32);
+    check.output(0, "x", x, {{DType::f32, DType::bf16, DType::i8}, "f32, bf16 or i8"});
+    return;
+  }
+  if (in_place) {
+    check_lists(check, op);
+    check.input(2, "x", x, kFloats);
+    check_in_place(check, op, 3, 0, "q", q, format->dtype());
+    return check_in_place(check, op, 4, 1, "scale", scale, DType::f32);
+  }
+  check.input(0, "x", x, kFloats).output(0, "q", q, format->dtype()).output(1, "scale", scale, DType::f32);
 }
 
 void check_adamw_8bit(OperandCheck& check, const OpInstance& op) {

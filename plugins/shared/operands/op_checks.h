@@ -45,6 +45,8 @@ struct TokenRows {
 OperandCheck check_token_rows(OperandCheck check, const OpInstance& op);
 /// Of class_loss or its gradient.
 OperandCheck check_class_loss(OperandCheck check, const OpInstance& op);
+/// Of quantize_weights, dequantize_weights and requantize_weights.
+void check_weight_format(OperandCheck& check, const OpInstance& op);
 OperandCheck check_clip_scale(const OpInstance& op);
 OperandCheck check_reduce_ranks(const OpInstance& op);
 OperandCheck check_sum_tree(const OpInstance& op);

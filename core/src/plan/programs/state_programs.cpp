@@ -240,15 +240,26 @@ Program StatePrograms::update(const Plan& plan, const std::vector<UpdatePart>& p
     };
     UpdateBuilder::Tensors tensors{.spec = &spec, .states = states, .suffix = tensor_name("", spec.name, part.layer)};
     tensors.gradient = add(names::kGradient, options_.gradient, spec.extents);
-    tensors.master = add(names::kMaster, options_.master, spec.extents);
+    tensors.master = add(names::kMaster, plan.parameters[part.parameter].master, spec.extents);
     for (const OptimizerState& state : states)
       tensors.state_values.push_back(add(state.name, state.dtype, state.extents));
     // Random numbers have a key for each tensor, with room for one a layer, and one for each element of the whole.
     tensors.object =
         static_cast<std::int64_t>(part.parameter) * (layers_ + 1) + static_cast<std::int64_t>(std::max(part.layer, 0));
     tensors.offset = part.rows.whole() ? shards_.of(spec.name, spec.extents).first : part.rows.begin * spec.columns();
+    const bool has_master = plan.parameters[part.parameter].quantized.empty();
+    const ValueId master = tensors.master;
+    const ValueId scale = has_master ? kNoValue : add(names::kMasterScale, DType::f32, {spec.extents[0]});
     builder.begin(std::move(tensors));
+    const Attributes format{{"format", std::string("int8")}};
+    if (!has_master) {
+      Attributes wide = format;
+      wide.set("dtype", std::string("f32"));
+      builder.take_for_master(builder.op("dequantize_weights", {master, scale}, names::kMaster, std::move(wide))[0]);
+    }
     parts_.optimizer.update(builder, spec);
+    if (!has_master)
+      builder.op("requantize_weights", {builder.update(), builder.step(), builder.master(), master, scale}, "", format);
   }
   return builder.take();
 }
@@ -271,7 +282,24 @@ Program StatePrograms::exchange(const Plan& plan, const std::vector<UpdatePart>&
   return program;
 }
 
+std::vector<Value> StatePrograms::quantized_master(const ParameterSpec& spec) const {
+  if (options_.masters || !spec.trainable) return {};
+  std::vector<const Stage*> stages{&set_.embed, &set_.head};
+  for (const Stage& stage : set_.classes) stages.push_back(&stage);
+  if (parameters_read(stages, set_).contains(spec.name)) return {};
+  std::vector<Value> values;
+  for (const Stage* stage : stages)
+    for (const WorkingCopy& copy : stage->lowered.working_copies) {
+      if (copy.parameter != spec.name) continue;
+      const bool int8 = copy.kind == "quantize_weights" && copy.values[0].dtype == DType::i8;
+      if (!int8 || (!values.empty() && values[0].name != copy.values[0].name)) return {};
+      values = copy.values;
+    }
+  return values;
+}
+
 DType StatePrograms::master_dtype(const ParameterSpec& spec) const {
+  if (!quantized_master(spec).empty()) return DType::i8;
   return spec.trainable ? options_.master : parts_.precision.traits().working;
 }
 
@@ -280,6 +308,7 @@ Program StatePrograms::refresh(const ParameterSpec& spec, const std::vector<cons
   Program program;
   program.name = "refresh";
   const DType working = parts_.precision.traits().working, dtype = master_dtype(spec);
+  if (!quantized_master(spec).empty()) return program;  // which is what ops read
   ValueId master = program.add_value(parameter_value(names::kMaster, spec, dtype, Role::state));
   if (working != dtype && used.contains(spec.name)) {
     ValueId copy = program.add_value(parameter_value(spec.name, spec, working, Role::parameter));

@@ -59,6 +59,9 @@ class StatePrograms {
   Program update(const Plan& plan, const std::vector<UpdatePart>& parts, const char* step) const;
   /// Exchanges the masters of these parts for the states that are evaluated (OptimizerState::evaluated).
   Program exchange(const Plan& plan, const std::vector<UpdatePart>& parts) const;
+  /// Values and scales that take the place of the parameter's master, without PlanOptions::masters: in int8, and all
+  /// that ops read of it. Empty: it has a master.
+  std::vector<Value> quantized_master(const ParameterSpec& spec) const;
   /// Of a frozen parameter it is what ops read: the working dtype.
   DType master_dtype(const ParameterSpec& spec) const;
   /// Makes every working form of a parameter that programs of `stages` read.

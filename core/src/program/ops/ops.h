@@ -8,6 +8,7 @@ namespace quern::ops {
 void add_embedding(OpSet& set);
 void add_linear(OpSet& set);    // linear, its matmuls, and the ops they are lowered to
 void add_quantize(OpSet& set);  // to 8-bit formats; their scales over time
+void add_weight_formats(OpSet& set);
 void add_norms(OpSet& set);
 void add_attention(OpSet& set);    // rope, attention
 void add_elementwise(OpSet& set);  // add, swiglu, gelu, column_sum

@@ -71,7 +71,7 @@ void add_optimizer(OpSet& set) {
   add_update(set, "sgd", {"new_master", "new_moment1"}, UpdateLocality::element);
   add_update(set, "lion", {"new_master", "new_moment1"}, UpdateLocality::element);
   // Defazio et al., "The Road Less Scheduled" (2024). StepState::average is the share of the step.
-  add_update(set, "schedule_free", {"new_master", "new_average", "new_moment2"}, UpdateLocality::element);
+  add_update(set, "schedule_free", {"new_master", "new_average", "new_iterate", "new_moment2"}, UpdateLocality::element);
   // Pairs of tensors whose elements change places.
   set.add({.kind = "exchange",
            .inputs = {"tensors*"},

@@ -9,6 +9,7 @@ OpSet builtin_ops() {
   ops::add_embedding(set);
   ops::add_linear(set);
   ops::add_quantize(set);
+  ops::add_weight_formats(set);
   ops::add_norms(set);
   ops::add_attention(set);
   ops::add_elementwise(set);

@@ -62,7 +62,7 @@ class Placement {
       const OpSpec& spec = ops_.at(op.kind);
       for (std::size_t o = 0; o < op.outputs.size(); ++o) {
         ValueId id = op.outputs[o];
-        if (!placeable(id)) continue;
+        if (!placeable(id) || block_of_[static_cast<std::size_t>(id)] >= 0) continue;  // or updated in place
         int end = std::max(static_cast<int>(i), last_read[static_cast<std::size_t>(id)]);
         int taken_over = take_over(op, spec, static_cast<int>(o), static_cast<int>(i), end);
         if (taken_over < 0) {

@@ -82,8 +82,7 @@ void ModelExport::write(const Checkpoint& checkpoint, const Model& model, const 
   for (const StoredTensor& tensor : checkpoint.tensors.tensors()) stored += tensor.name.starts_with(kMasterPrefix);
   if (stored != known) refuse(checkpoint, "parameters", std::to_string(stored), std::to_string(known));
   auto reader = [&](const ParameterSpec& spec, std::int64_t layer, std::int64_t first, std::span<float> values) {
-    const std::string name = evaluated_name(checkpoint, tensor_of(spec, layer).name);
-    checkpoint.tensors.read_floats(*checkpoint.tensors.find(name), first, values);
+    read_weights(checkpoint, tensor_of(spec, layer).name, first, values);
   };
   adapter_ && !merges_ ? write_adapter(reader, directory) : write(specs, model.traits().layers, reader, directory);
 }

@@ -90,8 +90,11 @@ OptionTable<OptimizerOptions> optimizer_options() {
   OptionTable<OptimizerOptions> t;
   t.add("learning_rate", &OptimizerOptions::learning_rate, "peak rate; the schedule scales it").above(0);
   t.add("clip_norm", &OptimizerOptions::clip_norm, "largest global gradient norm; 0: do not clip").at_least(0);
-  t.add("master", &OptimizerOptions::master, "format of master weights; bf16 rounds stochastically")
-      .one_of({"fp32", "bf16"});
+  t.add("master", &OptimizerOptions::master,
+        "format of master weights; bf16 rounds stochastically. none: weights that the precision reads in int8 alone "
+        "have "
+        "no master, and their updates round into these; others are fp32")
+      .one_of({"fp32", "bf16", "none"});
   t.add("gradient", &OptimizerOptions::gradient, "format of gradients").one_of({"fp32", "bf16"});
   return t;
 }

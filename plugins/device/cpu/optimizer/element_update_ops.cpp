@@ -145,35 +145,35 @@ struct LionRule {
 
 struct ScheduleFreeStep {
   float gradient_scale, beta2, one_minus_beta2, inverse_root2, eps, decay, rate;
-  float of_distance;        ///< from the average to the iterate, of that to the master
-  float average, together;  ///< the step's share in the average, and in the master by way of it
-  float of_step;            ///< of the step, in the master
-  bool first;               ///< the average is not there yet
+  float average;  ///< the step's share in it
+  float of_average, of_iterate;
+  bool first;  ///< there are no average and iterate yet
 };
 
 QUERN_CPU_CLONES void schedule_free_row(const ScheduleFreeStep& step, const float* gradient, const float* const* old,
                                         std::int64_t count, float* const* fresh) {
   const ScheduleFreeStep s = step;
-  const float *master = old[0], *average = s.first ? old[0] : old[1], *moment2 = old[2];
-  float *new_master = fresh[0], *new_average = fresh[1], *new_moment2 = fresh[2];
+  const float *master = old[0], *average = s.first ? old[0] : old[1], *iterate = s.first ? old[0] : old[2];
+  const float* moment2 = old[3];
+  float *new_master = fresh[0], *new_average = fresh[1], *new_iterate = fresh[2], *new_moment2 = fresh[3];
 #pragma omp simd
   for (std::int64_t i = 0; i < count; ++i) {
-    const float g = gradient[i] * s.gradient_scale, y = master[i], x = average[i];
+    const float g = gradient[i] * s.gradient_scale, y = master[i];
     const float v = s.beta2 * moment2[i] + s.one_minus_beta2 * g * g;
-    const float along = s.rate * (g / (std::sqrt(v) * s.inverse_root2 + s.eps) + s.decay * y);
-    const float distance = s.of_distance * (y - x);
-    new_master[i] = y + (s.together * distance - s.of_step * along);
-    new_average[i] = x + s.average * (distance - along);
+    const float z = iterate[i] - s.rate * (g / (std::sqrt(v) * s.inverse_root2 + s.eps) + s.decay * y);
+    const float x = average[i] + s.average * (z - average[i]);
+    new_master[i] = s.of_average * x + s.of_iterate * z;
+    new_average[i] = x;
+    new_iterate[i] = z;
     new_moment2[i] = v;
   }
 }
 
 struct ScheduleFreeRule {
   using Step = ScheduleFreeStep;
-  static constexpr std::size_t kStates = 2;
+  static constexpr std::size_t kStates = 3;
   static Step step(const Attributes& a, const StepState& state, const UpdateState& update) {
     const double beta1 = a.real("beta1"), beta2 = a.real("beta2"), count = static_cast<double>(state.updates) + 1;
-    const double average = state.updates == 0 ? 1.0 : double{state.average};
     return {update.gradient_scale,
             static_cast<float>(beta2),
             static_cast<float>(1 - beta2),
@@ -181,10 +181,9 @@ struct ScheduleFreeRule {
             static_cast<float>(a.real("eps")),
             static_cast<float>(a.real("weight_decay")),
             static_cast<float>(state.learning_rate * a.real_or("rate", 1.0)),
-            static_cast<float>(1 / (1 - beta1)),
-            static_cast<float>(average),
-            static_cast<float>(beta1 * average),
-            static_cast<float>(1 - beta1 * (1 - average)),
+            state.updates == 0 ? 1.0f : state.average,
+            static_cast<float>(beta1),
+            static_cast<float>(1 - beta1),
             state.updates == 0};
   }
   static void row(const Step& step, const float* gradient, const float* const* old, std::int64_t count,
@@ -210,8 +209,9 @@ void update_tensor(const typename Rule::Step& step, const StepState& state, cons
       fresh[i] = target(out[i], begin, space);
     }
     Rule::row(step, load(in[0], begin, count, scratch(kGradient, kBlockElements)), old, count, fresh);
-    for (std::size_t i = 0; i < kTensors; ++i)
-      store_stochastic(out[i], begin, count, fresh[i], {seed_of(state), kRounding[i], object}, state.step, offset);
+    if constexpr (kTensors <= std::size(kRounding))  // others are f32, in place
+      for (std::size_t i = 0; i < kTensors; ++i)
+        store_stochastic(out[i], begin, count, fresh[i], {seed_of(state), kRounding[i], object}, state.step, offset);
   });
 }
 

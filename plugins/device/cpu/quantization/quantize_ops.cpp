@@ -308,6 +308,7 @@ void add_quantize_ops(OpTable& table) {
   table["quantize_columns"] = {prepare_columns, query_columns};
   table["advance_scale"] = {prepare_advance, query_advance};
   add_observe_op(table);
+  add_weight_ops(table);
 }
 
 }  // namespace quern::cpu

@@ -25,6 +25,7 @@ void add_matmul_ops(OpTable& table);
 void add_conversion_ops(OpTable& table);  // transpose, cast
 void add_quantize_ops(OpTable& table);    // to 8-bit formats, and the scales' histories
 void add_quantize_blocks_op(OpTable& table);
+void add_weight_ops(OpTable& table);  // of quern/weight_format.h
 void add_observe_op(OpTable& table);  // observe_scale
 void add_embedding_ops(OpTable& table);
 void add_norm_ops(OpTable& table);  // rms_norm, layer_norm, head_norm, their gradients and fused forms

@@ -130,16 +130,15 @@ struct LionRule {
   }
 };
 
-/// Defazio et al., "The Road Less Scheduled" (2024): master, average, second moment.
+/// Defazio et al., "The Road Less Scheduled" (2024): master, average, iterate, second moment.
 struct ScheduleFreeRule {
-  static constexpr int kStates = 2;
+  static constexpr int kStates = 3;
   struct Constants {
     double beta1, beta2, rate;
     float eps, decay;
   };
   struct Step {
-    float gradient_scale, beta2, one_minus_beta2, inverse_root2, eps, decay, rate;
-    float of_distance, average, together, of_step;
+    float gradient_scale, beta2, one_minus_beta2, inverse_root2, eps, decay, rate, average, of_average, of_iterate;
     bool first;
   };
   static Constants constants(const Attributes& a) {
@@ -147,7 +146,6 @@ struct ScheduleFreeRule {
             static_cast<float>(a.real("weight_decay"))};
   }
   static __device__ Step step(const Constants& c, const UpdateState& update, const StepState& state) {
-    const double average = state.updates == 0 ? 1.0 : state.average;
     Step s;
     s.gradient_scale = update.gradient_scale;
     s.beta2 = static_cast<float>(c.beta2);
@@ -156,21 +154,19 @@ struct ScheduleFreeRule {
     s.eps = c.eps;
     s.decay = c.decay;
     s.rate = static_cast<float>(state.learning_rate * c.rate);
-    s.of_distance = static_cast<float>(1 / (1 - c.beta1));
-    s.average = static_cast<float>(average);
-    s.together = static_cast<float>(c.beta1 * average);
-    s.of_step = static_cast<float>(1 - c.beta1 * (1 - average));
+    s.average = state.updates == 0 ? 1.0f : state.average;
+    s.of_average = static_cast<float>(c.beta1);
+    s.of_iterate = static_cast<float>(1 - c.beta1);
     s.first = state.updates == 0;
     return s;
   }
-  static __device__ __forceinline__ void update(const Step& s, float gradient, float (&x)[3]) {
-    const float g = gradient * s.gradient_scale, y = x[0], average = s.first ? y : x[1];
-    const float v = s.beta2 * x[2] + s.one_minus_beta2 * g * g;
-    const float along = s.rate * (g / (sqrtf(v) * s.inverse_root2 + s.eps) + s.decay * y);
-    const float distance = s.of_distance * (y - average);
-    x[0] = y + (s.together * distance - s.of_step * along);
-    x[1] = average + s.average * (distance - along);
-    x[2] = v;
+  static __device__ __forceinline__ void update(const Step& s, float gradient, float (&x)[4]) {
+    const float g = gradient * s.gradient_scale, y = x[0], average = s.first ? y : x[1], iterate = s.first ? y : x[2];
+    const float v = s.beta2 * x[3] + s.one_minus_beta2 * g * g;
+    x[2] = iterate - s.rate * (g / (sqrtf(v) * s.inverse_root2 + s.eps) + s.decay * y);
+    x[1] = average + s.average * (x[2] - average);
+    x[0] = s.of_average * x[1] + s.of_iterate * x[2];
+    x[3] = v;
   }
 };
 

@@ -220,6 +220,7 @@ void add_quantize_ops(OpTable& table) {
   table["quantize_rows"] = {prepare_rows, query_rows};
   table["advance_scale"] = {prepare_advance, query_advance};
   add_observe_op(table);
+  add_weight_ops(table);
   add_quantize_columns_ops(table);
   add_quantize_blocks_op(table);
   add_swiglu_quantize_ops(table);

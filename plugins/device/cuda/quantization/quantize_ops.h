@@ -9,6 +9,7 @@ namespace quern::cuda {
 
 void add_quantize_columns_ops(OpTable& table);  // quantize_columns, quantize_rows_columns
 void add_quantize_blocks_op(OpTable& table);
+void add_weight_ops(OpTable& table);  // quantize_weights, dequantize_weights, requantize_weights
 void add_observe_op(OpTable& table);  // observe_scale
 void add_amax_op(OpTable& table);
 void add_swiglu_quantize_ops(OpTable& table);       // swiglu_quantize..., swiglu_grad_quantize...

@@ -41,6 +41,7 @@ void muon_cases(const OpRunner& runner);  ///< beside its matmuls
 void quantize_cases(const OpRunner& runner);
 void amax_cases(const OpRunner& runner);
 void quantize_blocks_cases(const OpRunner& runner);
+void weight_format_cases(const OpRunner& runner);
 void observe_scale_cases(const OpRunner& runner);
 void quantize_special_cases(const OpRunner& runner);  ///< zeros, infinities, NaN
 

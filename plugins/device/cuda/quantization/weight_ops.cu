@@ -1,0 +1,260 @@
+// Matrices in the formats of quern/weight_format.h: x (R, C) to packed integers and scales, and back. A block takes a
+// row: its scales first, then its bytes.
+
+#include <algorithm>
+#include <cstdint>
+
+#include "optimizer/update_rules.cuh"
+#include "primitives/element.cuh"
+#include "primitives/philox.cuh"
+#include "quantization/quantize_ops.h"
+#include "quern/weight_format.h"
+#include "runtime/launch.cuh"
+#include "runtime/operand_check.h"
+#include "shared/operands/op_checks.h"
+
+namespace quern::cuda {
+
+namespace {
+
+constexpr int kThreads = 256, kWarps = kThreads / 32;
+
+/// A row of the table of formats, as kernels take it.
+struct Packing {
+  int bits, largest;
+  std::int64_t columns, group, groups;
+  bool mean;
+};
+
+Packing packing_of(const OpInstance& op, const Extents& x) {
+  const WeightFormat& format = *weight_format_named(op.attributes.word("format"));
+  const std::int64_t groups = format.row_scales(x[1]);
+  return {format.bits, format.largest, x[1], x[1] / groups, groups, format.scale == WeightFormat::Scale::mean};
+}
+
+struct QuantizeArguments {
+  Packing packing;
+  const void* x;
+  std::uint8_t* q;
+  float* scales;
+  std::int64_t rows;
+  // of requantize_weights; else null and 0
+  const UpdateState* update;
+  const StepState* step;
+  std::uint64_t offset;
+  std::uint32_t object;
+};
+
+// ---- scales ----
+
+/// Of the magnitudes that threads or lanes have; the sum is infinite or NaN where an element is not finite.
+struct Magnitudes {
+  double sum = 0;
+  float largest = 0;
+
+  __device__ __forceinline__ void add(float x) {
+    sum += fabs(static_cast<double>(x));
+    largest = fmaxf(largest, fabsf(x));
+  }
+  __device__ __forceinline__ void add(const Magnitudes& other) {
+    sum += other.sum;
+    largest = fmaxf(largest, other.largest);
+  }
+  __device__ __forceinline__ void add_lanes() {
+#pragma unroll
+    for (int lanes = 16; lanes > 0; lanes /= 2)
+      add(Magnitudes{__shfl_xor_sync(0xffffffffu, sum, lanes), __shfl_xor_sync(0xffffffffu, largest, lanes)});
+  }
+  __device__ __forceinline__ float scale(const Packing& p) const {
+    if (!isfinite(sum)) return __uint_as_float(0x7fc00000u);
+    if (largest == 0) return 1.0f;
+    const float scale = p.mean ? static_cast<float>(sum / static_cast<double>(p.group))
+                               : __fdiv_rn(largest, static_cast<float>(p.largest));
+    return fmaxf(scale, 0x1p-126f);
+  }
+};
+
+template <class T>
+__device__ __forceinline__ void make_scales(const Packing& p, const T* x, float* scales) {
+  __shared__ Magnitudes of_warp[kWarps];
+  const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
+  if (p.groups > 1) {  // a warp a group
+    for (std::int64_t g = warp; g < p.groups; g += kWarps) {
+      Magnitudes own;
+      for (std::int64_t i = lane; i < p.group; i += 32) own.add(to_float(x[g * p.group + i]));
+      own.add_lanes();
+      if (lane == 0) scales[g] = own.scale(p);
+    }
+  } else {
+    Magnitudes own;
+    for (std::int64_t i = threadIdx.x; i < p.columns; i += kThreads) own.add(to_float(x[i]));
+    own.add_lanes();
+    if (lane == 0) of_warp[warp] = own;
+    __syncthreads();
+    if (threadIdx.x == 0) {
+      for (int other = 1; other < kWarps; ++other) own.add(of_warp[other]);
+      scales[0] = own.scale(p);
+    }
+  }
+  __syncthreads();
+}
+
+// ---- integers ----
+
+template <bool kStochastic, class T>
+__global__ void __launch_bounds__(kThreads) quantize_kernel(const QuantizeArguments args) {
+  if (kStochastic && args.update->apply == 0) return;
+  const Packing p = args.packing;
+  const std::int64_t row = blockIdx.x, in_byte = 8 / p.bits, bytes = p.columns / in_byte;
+  const T* x = static_cast<const T*>(args.x) + row * p.columns;
+  float* scales = args.scales + row * p.groups;
+  make_scales(p, x, scales);
+  const auto most = static_cast<float>(p.largest);
+  for (std::int64_t byte = threadIdx.x; byte < bytes; byte += kThreads) {
+    unsigned packed = 0;
+    for (int j = 0; j < in_byte; ++j) {
+      const std::int64_t i = byte * in_byte + j;
+      float value = __fmul_rn(to_float(x[i]), __fdiv_rn(1.0f, scales[i / p.group]));
+      if constexpr (kStochastic) {
+        const std::uint64_t element = args.offset + static_cast<std::uint64_t>(row * p.columns + i);
+        const RandomWords words = random_words(args.step->seed_low, args.step->seed_high, RandomPurpose::round_master,
+                                               args.object, args.step->step, element / 4);
+        std::uint32_t word = words.word[0];
+#pragma unroll
+        for (std::uint64_t k = 1; k < 4; ++k)
+          if (element % 4 == k) word = words.word[k];
+        const float below = floorf(value);
+        value = static_cast<float>(word >> 8) < (value - below) * 0x1p24f ? below + 1.0f : below;
+      } else {
+        value = rintf(value);
+      }
+      const int integer = isnan(value) ? 0 : static_cast<int>(fminf(fmaxf(value, -most), most));
+      packed |= (static_cast<unsigned>(integer) & ((1u << p.bits) - 1)) << (j * p.bits);
+    }
+    args.q[row * bytes + byte] = static_cast<std::uint8_t>(packed);
+  }
+}
+
+struct DequantizeArguments {
+  Packing packing;
+  const std::uint8_t* q;
+  const float* scales;
+  void* x;
+  std::int64_t count;  ///< bytes of q
+};
+
+__device__ __forceinline__ void put(float* x, int integer, float scale) { *x = static_cast<float>(integer) * scale; }
+__device__ __forceinline__ void put(bf16* x, int integer, float scale) {
+  *x = from_float<bf16>(static_cast<float>(integer) * scale);
+}
+__device__ __forceinline__ void put(std::int8_t* x, int integer, float) { *x = static_cast<std::int8_t>(integer); }
+
+/// `kWide` bytes of q a thread, which are of one row and aligned.
+template <int kBits, int kWide, class T>
+__global__ void __launch_bounds__(kThreads) dequantize_kernel(const DequantizeArguments args) {
+  constexpr int kInByte = 8 / kBits, kValues = kWide * kInByte;
+  struct alignas(kWide) Bytes {
+    std::uint8_t at[kWide];
+  };
+  struct alignas(kValues * sizeof(T) < 16 ? kValues * sizeof(T) : 16) Values {
+    T at[kValues];
+  };
+  const Packing p = args.packing;
+  const std::int64_t step = std::int64_t{gridDim.x} * kThreads;
+  for (std::int64_t i = std::int64_t{blockIdx.x} * kThreads + threadIdx.x; i < args.count / kWide; i += step) {
+    const Bytes bytes = reinterpret_cast<const Bytes*>(args.q)[i];
+    const std::int64_t row = i * kValues / p.columns, column = i * kValues - row * p.columns;
+    Values values;
+#pragma unroll
+    for (int k = 0; k < kValues; ++k) {
+      const int up = 32 - kBits;
+      const int integer = static_cast<int>(unsigned{bytes.at[k / kInByte]} >> (k % kInByte * kBits) << up) >> up;
+      const float scale = args.scales ? args.scales[row * p.groups + (column + k) / p.group] : 1.0f;
+      put(&values.at[k], integer, scale);
+    }
+    reinterpret_cast<Values*>(args.x)[i] = values;
+  }
+}
+
+template <int kBits>
+auto dequantize_for(DType dtype, bool wide) {
+  constexpr int kWide = kBits == 8 ? 8 : kBits;  // of 8 values
+  auto of = [&](auto t) -> KernelFunction<DequantizeArguments> {
+    using T = decltype(t);
+    if (wide) return dequantize_kernel<kBits, kWide, T>;
+    return dequantize_kernel<kBits, 1, T>;
+  };
+  if (dtype == DType::i8) return of(std::int8_t{});
+  return dtype == DType::bf16 ? of(bf16{}) : of(float{});
+}
+
+// q, scale -> x (R, C) f32 or bf16; q -> x i8
+Launch prepare_dequantize(const OpInstance& op, CudaContext& context) {
+  const Packing packing = packing_of(op, op.outputs[0].extents);
+  const bool wide = packing.columns % 8 == 0;
+  const DType dtype = op.outputs[0].dtype;
+  const KernelFunction<DequantizeArguments> function = packing.bits == 8   ? dequantize_for<8>(dtype, wide)
+                                                       : packing.bits == 4 ? dequantize_for<4>(dtype, wide)
+                                                                           : dequantize_for<2>(dtype, wide);
+  auto kernel = load_kernel(function, dim3(kThreads), context.multiprocessors);
+  return [=](std::span<const View> in, std::span<const View> out, const Exec& exec) {
+    const auto count = static_cast<std::int64_t>(in[0].bytes());
+    const float* scales = dtype == DType::i8 ? nullptr : in[1].as<float>();
+    const std::int64_t values = wide ? 8 : 8 / packing.bits;
+    kernel.launch(kernel.persistent(ceil_divide(count * (8 / packing.bits), values * kThreads)), stream_of(exec),
+                  {packing, in[0].as<std::uint8_t>(), scales, out[0].data, count});
+  };
+}
+
+template <bool kStochastic>
+LoadedKernel<QuantizeArguments> quantize_for(DType dtype, CudaContext& context) {
+  return with_element(dtype, [&](auto t) {
+    KernelFunction<QuantizeArguments> function = quantize_kernel<kStochastic, decltype(t)>;
+    return load_kernel(function, dim3(kThreads), context.multiprocessors);
+  });
+}
+
+// x (R, C) f32 or bf16 -> q, scale
+Launch prepare_quantize(const OpInstance& op, CudaContext& context) {
+  const Packing packing = packing_of(op, op.inputs[0].extents);
+  auto kernel = quantize_for<false>(op.inputs[0].dtype, context);
+  return [=](std::span<const View> in, std::span<const View> out, const Exec& exec) {
+    QuantizeArguments args{packing, in[0].data, out[0].as<std::uint8_t>(), out[1].as<float>(), in[0].extents[0]};
+    kernel.launch(args.rows, stream_of(exec), args);
+  };
+}
+
+// update, step, x (R, C), q, scale -> q, scale
+Launch prepare_requantize(const OpInstance& op, CudaContext& context) {
+  const Packing packing = packing_of(op, op.inputs[2].extents);
+  auto kernel = quantize_for<true>(op.inputs[2].dtype, context);
+  const auto offset = static_cast<std::uint64_t>(op.attributes.list("offsets")[0]);
+  const auto object = static_cast<std::uint32_t>(op.attributes.list("objects")[0]);
+  return [=](std::span<const View> in, std::span<const View> out, const Exec& exec) {
+    for (std::size_t i : {0, 1})
+      if (out[i].data != in[3 + i].data) fail_internal("requantize_weights", "an output is not its input's memory");
+    QuantizeArguments args{packing, in[2].data, out[0].as<std::uint8_t>(), out[1].as<float>(), in[2].extents[0]};
+    args.update = static_cast<const UpdateState*>(in[0].data);
+    args.step = static_cast<const StepState*>(in[1].data);
+    args.offset = offset;
+    args.object = object;
+    kernel.launch(args.rows, stream_of(exec), args);
+  };
+}
+
+OpSupport query_weights(const OpInstance& op, const CudaTraits&) {
+  OperandCheck check(op, op.inputs.size(), op.outputs.size());
+  operands::check_weight_format(check, op);
+  for (const Operand& output : op.outputs) check.that(output.present, "needs all its outputs");
+  return check.support();
+}
+
+}  // namespace
+
+void add_weight_ops(OpTable& table) {
+  table["quantize_weights"] = {prepare_quantize, query_weights};
+  table["dequantize_weights"] = {prepare_dequantize, query_weights};
+  table["requantize_weights"] = {prepare_requantize, query_weights};
+}
+
+}  // namespace quern::cuda
