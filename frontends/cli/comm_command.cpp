@@ -43,6 +43,12 @@ int measure(const RunArguments& run, const CommBenchOptions& options, const std:
   ConfiguredRun configured(ConfigDocument::read(run.file, run.overrides));
   Session& session = configured.session;
   need_several_ranks(session, "collectives are between ranks");
+  if (session.parallel.machines > 1)
+    throw Error(ErrorCode::config, {.where = session.config.where("parallel", "machines"),
+                                    .what = "collectives are timed in one group",
+                                    .found = std::to_string(session.parallel.machines),
+                                    .expected = "1",
+                                    .next = "add --set parallel.machines=1"});
   Ranks ranks(session);
   const CommBenchResult result = run_comm_bench(session, ranks, options);
   if (!ranks.leads()) return 0;

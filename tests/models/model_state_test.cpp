@@ -161,21 +161,24 @@ TEST_CASE("ranks add up what a state advances by before it advances, and reprodu
   PlanOptions options = tiny_options();
   options.state.ranks = 2;
   options.state.meet = true;
-  const Plan plan = plan_of(options, PlanningDevice());
-  std::vector<std::string> sums;
-  std::size_t advanced = 0;
-  for (const Action& action : plan.schedules[Run::update].actions) {
-    const std::string kind =
-        action.task < 0 ? "" : plan.schedules.tasks[static_cast<std::size_t>(action.task)].instance.kind;
-    if (action.kind == ActionKind::collective && kind == "all_reduce")
-      for (const Access& read : plan.schedules[Run::update].reads(action))
-        sums.push_back(plan.schedules.values[static_cast<std::size_t>(read.value)]);
-    if (kind != "advance_mean") continue;
-    ++advanced;
-    CHECK(std::any_of(sums.begin(), sums.end(),
-                      [](const std::string& name) { return name.find("totals") != name.npos; }));
+  for (const int machines : {1, 2}) {
+    options.state.machines = machines;
+    const Plan plan = plan_of(options, PlanningDevice());
+    std::vector<std::string> sums;
+    std::size_t advanced = 0;
+    for (const Action& action : plan.schedules[Run::update].actions) {
+      const std::string kind =
+          action.task < 0 ? "" : plan.schedules.tasks[static_cast<std::size_t>(action.task)].instance.kind;
+      if (action.kind == ActionKind::collective && kind == "all_reduce")
+        for (const Access& read : plan.schedules[Run::update].reads(action))
+          sums.push_back(plan.schedules.values[static_cast<std::size_t>(read.value)]);
+      if (kind != "advance_mean") continue;
+      ++advanced;
+      CHECK(std::any_of(sums.begin(), sums.end(),
+                        [](const std::string& name) { return name.find("totals") != name.npos; }));
+    }
+    CHECK(advanced == 3);
   }
-  CHECK(advanced == 3);
   options.state.in_tree = 2;
   check_refused(ErrorCode::config, {"parallel.reduction", "states of the model"},
                 [&] { plan_of(options, PlanningDevice()); });

@@ -17,6 +17,7 @@ struct ModelTraits {
   std::int64_t vocabulary = 0;     ///< 0: it has no tokens
   std::int64_t max_positions = 0;  ///< longest sequence that the model is made for
   bool causal = true;              ///< no loss depends on later tokens: it can continue texts
+  bool whole_rows = false;         ///< every sequence has max_positions tokens, as the parts of an image
 };
 
 class Model {

@@ -1,10 +1,29 @@
 #include "run/ready_engine.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "launch/numa.h"
+#include "quern/error.h"
 
 namespace quern {
+
+namespace {
+
+/// A rank with fewer micro-batches than others runs its last one again where all ranks need its shards.
+void check_repeats(const Session& session, const Plan& plan) {
+  const bool counts = std::any_of(plan.tensors.begin(), plan.tensors.end(),
+                                  [](const PlannedTensor& tensor) { return tensor.owner == TensorOwner::statistic; });
+  if (!counts || !plan.shards_micro_steps() || session.train.accumulation % session.parallel.ranks == 0) return;
+  throw Error(ErrorCode::config,
+              {.where = session.config.where("train", "accumulation"),
+               .what = "sums of the model's states would have micro-batches twice that ranks run for others' shards",
+               .found = std::to_string(session.train.accumulation),
+               .expected = "a multiple of " + std::to_string(session.parallel.ranks) + ", parallel.ranks",
+               .next = "or set shard_gradients and shard_weights to \"none\""});
+}
+
+}  // namespace
 
 // Rank 0 makes choices by timing, for all ranks to compute alike.
 std::unique_ptr<Engine> ready_engine(Session& session, Ranks& ranks, const std::string& device_state,
@@ -21,6 +40,7 @@ std::unique_ptr<Engine> ready_engine(Session& session, Ranks& ranks, const std::
   options.state.rank = ranks.shard();
   options.snapshot = options.snapshot && ranks.leads();
   Plan plan = make_plan(session.parts(), options);
+  check_repeats(session, plan);
   ranks.need_same("plan", shared_text(plan));
   progress("preparing kernels");
   phases.enter("kernels");

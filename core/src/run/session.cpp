@@ -116,6 +116,11 @@ Session::Session(const ResolvedConfig& resolved, PluginHost& host)
                                     .expected = "at least " + std::to_string(parallel.ranks) + ", parallel.ranks",
                                     .next = "raise it, with a smaller micro_batch for the same step"});
   check_reduction();
+  if (model->traits().whole_rows && train.sequence < model->traits().max_positions)
+    throw Error(ErrorCode::config, {.where = config.where("train", "sequence"),
+                                    .what = "fewer tokens than each sequence of the model has",
+                                    .found = std::to_string(train.sequence),
+                                    .expected = std::to_string(model->traits().max_positions)});
   if (train.sequence > model->traits().max_positions)
     throw Error(ErrorCode::config, {.where = config.where("train", "sequence"),
                                     .what = "longer than the model's positions",

@@ -29,11 +29,17 @@ std::vector<std::string> names_in(const fs::path& folder) {
   return names;
 }
 
+/// Other files are passed over, but not images that it cannot read.
 bool is_image(const fs::path& path) {
   std::string extension = path.extension().string();
   std::transform(extension.begin(), extension.end(), extension.begin(),
                  [](unsigned char c) { return std::tolower(c); });
-  return extension == ".png" || extension == ".jpg" || extension == ".jpeg";
+  for (const char* other : {".webp", ".bmp", ".gif", ".tif", ".tiff", ".avif", ".heic", ".jp2"})
+    if (extension == other) refuse(path, "an image of another format", extension, ".png, .jpg or .jpeg: convert it");
+  if (extension != ".png" && extension != ".jpg" && extension != ".jpeg") return false;
+  std::error_code fault;
+  if (!fs::is_regular_file(path, fault)) refuse(path, "named as an image", "no regular file", "a file");
+  return true;
 }
 
 std::string listed(const std::vector<std::string>& names) {
@@ -68,7 +74,8 @@ std::vector<float> Folder::balance() const {
 Folder read_folder(const fs::path& path, const std::vector<std::string>& expected) {
   Folder folder;
   for (const std::string& name : names_in(path)) {
-    if (!fs::is_directory(path / name)) continue;
+    std::error_code fault;
+    if (!fs::is_directory(path / name, fault)) continue;
     const auto label = static_cast<std::int32_t>(folder.classes.size());
     const std::size_t before = folder.items.size();
     for (const std::string& file : names_in(path / name))

@@ -42,15 +42,28 @@ Image sized(const std::filesystem::path& path, std::int64_t height, std::int64_t
   return {height, width, channels, std::vector<std::uint8_t>(static_cast<std::size_t>(height * width * channels))};
 }
 
+/// Luma of Rec. 601, as a JPEG has it.
+std::uint8_t grey_of(const std::uint8_t* rgb) {
+  return static_cast<std::uint8_t>((rgb[0] * 19595 + rgb[1] * 38470 + rgb[2] * 7471 + 0x8000) >> 16);
+}
+
 Image read_png(const std::filesystem::path& path, const std::vector<std::uint8_t>& bytes, std::int64_t channels) {
   png_image png{};
   png.version = PNG_IMAGE_VERSION;
   const std::unique_ptr<png_image, void (*)(png_image*)> end(&png, png_image_free);
   if (!png_image_begin_read_from_memory(&png, bytes.data(), bytes.size())) refuse(path, "no PNG", png.message);
   Image image = sized(path, png.height, png.width, channels);
-  png.format = channels == 1 ? PNG_FORMAT_GRAY : PNG_FORMAT_RGB;
-  const png_color black{};
-  if (!png_image_finish_read(&png, &black, image.pixels.data(), 0, nullptr)) refuse(path, "a damaged PNG", png.message);
+  png.format = PNG_FORMAT_RGBA;  // not blended with anything
+  png.flags |= PNG_IMAGE_FLAG_16BIT_sRGB;
+  std::vector<std::uint8_t> all(static_cast<std::size_t>(4 * image.height * image.width));
+  if (!png_image_finish_read(&png, nullptr, all.data(), 0, nullptr)) refuse(path, "a damaged PNG", png.message);
+  for (std::size_t from = 0, to = 0; from < all.size(); from += 4) {
+    const std::uint8_t* const pixel = all.data() + from;
+    if (channels == 1)
+      image.pixels[to++] = grey_of(pixel);
+    else
+      to = static_cast<std::size_t>(std::copy_n(pixel, 3, image.pixels.data() + to) - image.pixels.data());
+  }
   return image;
 }
 

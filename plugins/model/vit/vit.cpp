@@ -34,7 +34,7 @@ Vit::Vit(const Options& options) : o_(options) {
 }
 
 ModelTraits Vit::traits() const {
-  return {.layers = o_.depth, .width = o_.embed_dim, .max_positions = tokens(), .causal = false};
+  return {.layers = o_.depth, .width = o_.embed_dim, .max_positions = tokens(), .causal = false, .whole_rows = true};
 }
 
 std::vector<ParameterSpec> Vit::parameters() const {
@@ -71,6 +71,7 @@ std::vector<ParameterSpec> Vit::parameters() const {
   add_norm("norm", ParameterGroup::head, pooled_norm_);
   add_linear("classifier", ParameterGroup::head, "head", o_.num_classes, width);
   for (std::size_t i : {1, 2}) list[list.size() - i].parts[0].optional = true;  // weights for other classes
+  list[list.size() - 2].quantized = false;  // any number of classes, and a small matmul
   return list;
 }
 

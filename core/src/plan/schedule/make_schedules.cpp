@@ -417,16 +417,12 @@ class Maker {
           add_squares_gather(schedule);
           break;
         }
-        if (plan_.options.state.machines > 1) {
-          add_all_reduce(schedule, {&plan_.tensor(names::kLossStats, "", -1)}, "sum");
-          add_shards_sum(schedule);
-          break;
-        }
         add_all_reduce(schedule, tensors_that([&](const PlannedTensor& tensor) {
-                         return tensor.kind == names::kLossStats || tensor.kind == names::kShardSquares ||
-                                tensor.owner == TensorOwner::statistic;
+                         return tensor.kind == names::kLossStats || tensor.owner == TensorOwner::statistic ||
+                                (tensor.kind == names::kShardSquares && plan_.options.state.machines == 1);
                        }),
                        "sum");
+        if (plan_.options.state.machines > 1) add_shards_sum(schedule);
         break;
       case Meeting::amaxes:
         if (stop.update) {

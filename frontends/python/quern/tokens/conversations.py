@@ -4,7 +4,6 @@ docs/token-files.md states the rules.
 """
 
 import bisect
-import bisect
 import collections
 import itertools
 import json
