@@ -164,7 +164,10 @@ ValueId ProgramBuilder::state(StateSpec spec) {
   if (!spec.advance.empty() && context_.ops->at(spec.advance).updates != std::vector<std::pair<int, int>>{{0, 0}})
     refuse("op " + spec.advance + " does not update it", "other `updates`", "output 0 is input 0");
   if (program_.find(name) != kNoValue) refuse("the program has a value of that name", name, "another name");
-  return program_.add_state(std::move(spec));
+  const std::size_t known = program_.states.size();
+  const ValueId value = program_.add_state(std::move(spec));
+  if (program_.states.size() == known) refuse("the program has a state of that name", name, "another name");
+  return value;
 }
 
 void ProgramBuilder::advance_by(ValueId state, ValueId statistics) {

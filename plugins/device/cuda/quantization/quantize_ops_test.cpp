@@ -58,6 +58,10 @@ TEST_CASE("quantize, by tensor, given scale, rows and columns, gives the CPU's b
   testkit::quantize_cases(open_pair());
 }
 
+TEST_CASE("weights in the formats of quern/weight_format.h have the CPU's bits") {
+  testkit::weight_format_cases(open_pair());
+}
+
 TEST_CASE("amax gives the CPU's bits") { testkit::amax_cases(open_pair()); }
 
 TEST_CASE("quantize_blocks and quantize_squares give the CPU's bits") { testkit::quantize_blocks_cases(open_pair()); }

@@ -243,7 +243,9 @@ Launch prepare_requantize(const OpInstance& op, CudaContext& context) {
 }
 
 OpSupport query_weights(const OpInstance& op, const CudaTraits&) {
-  OperandCheck check(op, op.inputs.size(), op.outputs.size());
+  // Quantized values and scales have types of their own.
+  const std::size_t element = op.kind == "quantize_weights" ? 0 : op.kind == "requantize_weights" ? 2 : op.inputs.size();
+  OperandCheck check(op, op.inputs.size(), op.outputs.size(), element);
   operands::check_weight_format(check, op);
   for (const Operand& output : op.outputs) check.that(output.present, "needs all its outputs");
   return check.support();
