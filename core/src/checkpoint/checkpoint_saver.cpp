@@ -116,7 +116,7 @@ SavedCheckpoint CheckpointSaver::write(Target& target, const CheckpointMeta& met
     try {
       target.made->fill(write_own);
     } catch (const Error&) {
-      await_others();  // before the directory goes that they write into
+      await_from(1);
       throw;
     }
     complete(*target.made, meta, own);
@@ -126,8 +126,9 @@ SavedCheckpoint CheckpointSaver::write(Target& target, const CheckpointMeta& met
   return saved;
 }
 
-void CheckpointSaver::await_others() const {
-  for (int rank = 1; rank < ranks_.file().ranks; ++rank) try {
+// Before the directory goes that they write into.
+void CheckpointSaver::await_from(int first) const {
+  for (int rank = first; rank < ranks_.file().ranks; ++rank) try {
       ranks_.posted(rank);
     } catch (const Error&) {  // it failed too, or is gone
     }
@@ -135,7 +136,12 @@ void CheckpointSaver::await_others() const {
 
 void CheckpointSaver::complete(NewDirectory& made, const CheckpointMeta& meta, const FileRecord& own) const {
   std::vector<FileRecord> files{own};
-  for (int rank = 1; rank < ranks_.file().ranks; ++rank) files.push_back(record_in(ranks_.posted(rank), meta.step));
+  for (int rank = 1; rank < ranks_.file().ranks; ++rank) try {
+      files.push_back(record_in(ranks_.posted(rank), meta.step));
+    } catch (const Error&) {
+      await_from(rank + 1);
+      throw;
+    }
   made.fill([&](const std::string& folder) { write_state(folder, meta, files); });
   made.put_in_place();
 }

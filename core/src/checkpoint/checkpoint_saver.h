@@ -71,7 +71,7 @@ class CheckpointSaver {
 
   Target open_target(std::int64_t step);
   SavedCheckpoint write(Target& target, const CheckpointMeta& meta, const TensorReader& reader) const;
-  void await_others() const;
+  void await_from(int first) const;
   void complete(NewDirectory& made, const CheckpointMeta& meta, const FileRecord& own) const;
   SavedCheckpoint write_from_device(Target& target, const CheckpointMeta& meta);
 
