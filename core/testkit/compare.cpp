@@ -50,6 +50,7 @@ std::vector<float> to_floats(const View& view) {
       case DType::e4m3: floats[i] = e4m3_to_float(view.as<std::uint8_t>()[i]); break;
       case DType::e5m2: floats[i] = e5m2_to_float(view.as<std::uint8_t>()[i]); break;
       case DType::i8: floats[i] = view.as<std::int8_t>()[i]; break;
+      case DType::u8: floats[i] = view.as<std::uint8_t>()[i]; break;
       case DType::i32: floats[i] = static_cast<float>(view.as<std::int32_t>()[i]); break;
       default: fail_internal("to_floats", "not a numeric dtype: " + std::string(name_of(view.dtype)));
     }
