@@ -184,8 +184,8 @@ SectionSchema parallel_section() {
                                             " with reduction = \"reproducible\", expected 1, or parallel.reduction = "
                                             "\"fast\"");
     if (machines == 1 && values.get<std::string>("across") != "none")
-      findings.emplace_back("across", "found \"" + values.get<std::string>("across") +
-                                          "\" with machines = 1, expected \"none\", or parallel.machines of 2 or more");
+      findings.emplace_back("across", "found " + shortened(to_string(OptionValue(values.get<std::string>("across")))) +
+                                          " with machines = 1, expected \"none\", or parallel.machines of 2 or more");
     const auto zero = static_cast<std::size_t>(values.get<std::int64_t>("zero"));
     auto found = [&](const char* key) {
       const bool by_preset = stages_of_zero()[zero].contains(key);
