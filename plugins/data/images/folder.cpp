@@ -79,7 +79,7 @@ Folder read_folder(const fs::path& path, const std::vector<std::string>& expecte
     const auto label = static_cast<std::int32_t>(folder.classes.size());
     const std::size_t before = folder.items.size();
     for (const std::string& file : names_in(path / name))
-      if (is_image(file)) folder.items.push_back({path / name / file, label});
+      if (is_image(path / name / file)) folder.items.push_back({path / name / file, label});
     if (folder.items.size() == before)
       refuse(path / name, "a class without images", "none", ".png, .jpg or .jpeg files");
     folder.classes.push_back(name);

@@ -128,15 +128,19 @@ TEST_CASE("PNG keeps every pixel, JPEG almost, and colour becomes grey where tha
   write_png(png, colour);
   CHECK(read_image(png, 3).pixels == colour.pixels);
   CHECK(read_image(png, 1).channels == 1);
-  CHECK(read_image(png, 1).pixels.size() == 35);
+  REQUIRE(read_image(png, 1).pixels.size() == 35);
+  for (std::size_t i = 0; i < 35; ++i) {
+    const std::uint8_t* const rgb = &colour.pixels[3 * i];
+    CHECK(std::abs(read_image(png, 1).pixels[i] - (0.299 * rgb[0] + 0.587 * rgb[1] + 0.114 * rgb[2])) < 1);
+  }
   write_png(png, grey);
   const Image three = read_image(png, 3);
   for (std::size_t i = 0; i < three.pixels.size(); ++i) REQUIRE(three.pixels[i] == grey.pixels[i / 3]);
   Image clear = image_of(2, 2, 4);
   clear.pixels[3] = 0, clear.pixels[7] = 255;
   write_png(png, clear);
-  CHECK(read_image(png, 3).pixels[0] == 0);
-  CHECK(read_image(png, 3).pixels[3] == clear.pixels[4]);
+  for (std::size_t i = 0; i < 12; ++i)  // transparent or not
+    CHECK(read_image(png, 3).pixels[i] == clear.pixels[i / 3 * 4 + i % 3]);
   const Image smooth = figure(1, 3);
   write_jpeg(jpeg, smooth);
   const Image read = read_image(jpeg, 3);

@@ -25,7 +25,7 @@ from tokenizers import Tokenizer
 
 from quern.base.arguments import integer, path_argument, share
 from quern.base.fault import CONFIG, Fault, printable, reading, writing
-from quern.base.files import remove_abandoned, replace_file
+from quern.base.files import partial_of, remove_abandoned, replace_file
 from quern.base.json_shape import parse
 from quern.tokens.begin_tokens import begin_tokens
 from quern.tokens.conversation_rows import read_conversations
@@ -258,6 +258,8 @@ def write_token_files(options: Namespace, corpus: Corpus, vocab_size: int) -> di
     totals = {name: SplitTotals() for name in (("train", "val") if options.val_fraction else ("train",))}
     with ExitStack() as stack:
         writer = partial(TokenWriter, vocab_size=vocab_size, separator_token=corpus.separator, with_mask=options.chat)
+        for name in totals:  # also where a signal comes before a writer is entered
+            stack.callback(partial_of(options.out / f"{name}.tok").unlink, missing_ok=True)
         writers = {name: stack.enter_context(writer(options.out / f"{name}.tok")) for name in totals}
         for name, documents, size, tokens, mask in corpus.batches:
             if name in writers or tokens.size:
