@@ -109,10 +109,13 @@ void token_rows_cases(const OpRunner& runner) {
 }
 
 void class_loss_cases(const OpRunner& runner) {
-  for (const auto& [rows, classes] :
-       {std::pair<std::int64_t, std::int64_t>{1, 2}, {7, 10}, {33, 45}, {5, 1000}, {3, 21843}})
+  struct Size {
+    std::int64_t rows, classes;
+  };
+  for (const Size& size : {Size{1, 2}, {7, 10}, {33, 45}, {5, 1000}, {3, 21843}})
     for (DType dtype : kDtypes)
       for (double smoothing : {0.0, 0.1}) {
+        const std::int64_t rows = size.rows, classes = size.classes;
         const Attributes attributes{{"smoothing", smoothing}};
         auto logits = [&] { return normal(dtype, {rows, classes}, 1, 3); };
         auto labels = [&] { return integers(rows, -1, classes, 2); };

@@ -9,6 +9,7 @@
 #include "quern/builder.h"
 #include "quern/numeric.h"
 #include "quern/step_state.h"
+#include "quern/weight_format.h"
 
 namespace quern::conformance {
 
@@ -28,6 +29,9 @@ double roundoff(DType dtype) {
     default: return 0;
   }
 }
+
+/// Of a format of weights, likewise: 4 bits for the largest of 32 normal numbers, ternary for the mean magnitude.
+double roundoff(const WeightFormat& format) { return format.bits == 8 ? 0x1p-6 : format.bits == 4 ? 0.1 : 0.55; }
 
 Program forward_program(ProductRun::What what, const ProductSize& size, const ProgramBuilder::Context& context) {
   // The head's name is what the core lowers losses under.
@@ -150,18 +154,23 @@ double ProductRun::error_bound(const std::string& result) const {
   const Program& program = lowered_.joint.program;
   std::set<ValueId> made{results_.at(result)};
   std::set<DType> words;
+  std::set<const WeightFormat*> formats;
   for (std::size_t i = program.ops.size(); i-- > 0;) {
     const Op& op = program.ops[i];
     if (std::none_of(op.outputs.begin(), op.outputs.end(), [&](ValueId id) { return made.contains(id); })) continue;
     made.insert(op.inputs.begin(), op.inputs.end());
     for (const auto& [name, value] : op.attributes.all())
       if (const auto* word = std::get_if<std::string>(&value))
-        if (auto dtype = dtype_named(*word)) words.insert(*dtype);
+        if (auto dtype = dtype_named(*word))
+          words.insert(*dtype);
+        else if (const WeightFormat* format = weight_format_named(*word))
+          formats.insert(format);
   }
   made.erase(kNoValue);
   double squares = 0;
   for (ValueId id : made) squares += std::pow(roundoff(program[id].dtype), 2);
   for (DType dtype : words) squares += std::pow(roundoff(dtype), 2);
+  for (const WeightFormat* format : formats) squares += std::pow(roundoff(*format), 2);
   // Logits and their gradients round inside the loss as well, in the formats of its operands.
   return (what_ == What::loss ? 2 : 1) * std::sqrt(squares);
 }

@@ -52,6 +52,7 @@ class LowBit final : public PrecisionBackend {
   const PrecisionTraits& traits() const override { return traits_; }
 
   void lower(const ProductSite& site, Lowering& lowering) const override {
+    if (site.product != Product::loss && !fits(site, lowering)) return lower_to_matmul(site, lowering);
     switch (site.product) {
       case Product::output: return int8_ ? lower_int8_output(site, lowering) : lower_output(site, lowering);
       case Product::input_gradient:
@@ -71,6 +72,13 @@ class LowBit final : public PrecisionBackend {
  private:
   static Attributes layout(std::int64_t transpose_a, std::int64_t transpose_b) {
     return {{"transpose_a", transpose_a}, {"transpose_b", transpose_b}};
+  }
+
+  /// Other weights stay in bf16.
+  bool fits(const ProductSite& site, const Lowering& lowering) const {
+    const ValueId row = site.product == Product::weight_gradient ? site.x : site.weight;
+    const Shape& shape = lowering.program()[row].shape;
+    return shape.empty() || format_.takes(shape.back().fixed);
   }
 
   /// Values and scales.
