@@ -4,7 +4,6 @@
 #include <turbojpeg.h>
 
 #include <cmath>
-#include <cstdlib>
 #include <cstring>
 #include <filesystem>
 #include <fstream>
@@ -12,6 +11,7 @@
 
 #include <doctest/doctest.h>
 
+#include "base/files/test_directory.h"
 #include "quern/error.h"
 #include "quern/random.h"
 #include "quern/run.h"
@@ -25,23 +25,6 @@ using testkit::check_refused;
 namespace fs = std::filesystem;
 
 namespace {
-
-class TemporaryFolder {
- public:
-  TemporaryFolder() {
-    std::string name = fs::temp_directory_path() / "quern-images-XXXXXX";
-    REQUIRE(::mkdtemp(name.data()) != nullptr);
-    path_ = name;
-  }
-  ~TemporaryFolder() {
-    std::error_code ignored;
-    fs::remove_all(path_, ignored);
-  }
-  const fs::path& path() const { return path_; }
-
- private:
-  fs::path path_;
-};
 
 Image image_of(std::int64_t height, std::int64_t width, std::int64_t channels, std::uint32_t seed = 0) {
   Image image{height, width, channels, {}};
@@ -122,8 +105,8 @@ std::vector<std::byte> pixels_of(DataSource& source) {
 }  // namespace
 
 TEST_CASE("PNG keeps every pixel, JPEG almost, and colour becomes grey where that is wanted") {
-  const TemporaryFolder folder;
-  const fs::path png = folder.path() / "x" / "a.png", jpeg = folder.path() / "x" / "b.JPG";
+  const TestDirectory folder;
+  const fs::path png = fs::path(folder.path()) / "x" / "a.png", jpeg = fs::path(folder.path()) / "x" / "b.JPG";
   const Image colour = image_of(5, 7, 3), grey = image_of(6, 3, 1);
   write_png(png, colour);
   CHECK(read_image(png, 3).pixels == colour.pixels);
@@ -149,8 +132,8 @@ TEST_CASE("PNG keeps every pixel, JPEG almost, and colour becomes grey where tha
 }
 
 TEST_CASE("damaged files are refused by name, wherever they are cut and whatever byte changed") {
-  const TemporaryFolder folder;
-  const fs::path path = folder.path() / "x" / "a.png";
+  const TestDirectory folder;
+  const fs::path path = fs::path(folder.path()) / "x" / "a.png";
   for (const bool png : {true, false}) {
     const Image image = figure(2, 9);
     png ? write_png(path, image) : write_jpeg(path, image);
@@ -247,8 +230,22 @@ TEST_CASE("an order has each image once, and is of its seed and epoch") {
   CHECK(order != order_of_epoch(100, 6, 3));
 }
 
+TEST_CASE("what is named as an image and is none, and images of other formats, are refused") {
+  const TestDirectory folder;
+  const fs::path own = fs::path(folder.path()) / "x";
+  write_png(own / "a.png", image_of(4, 4, 3));
+  CHECK(read_folder(folder.path(), {}).items.size() == 1);
+  std::ofstream(own / "notes.txt") << "passed over";
+  CHECK(read_folder(folder.path(), {}).items.size() == 1);
+  fs::create_directory(own / "b.png");
+  check_refused(ErrorCode::input, {"b.png", "no regular file"}, [&] { read_folder(folder.path(), {}); });
+  fs::remove(own / "b.png");
+  std::ofstream(own / "c.WebP") << "RIFF";
+  check_refused(ErrorCode::input, {"c.WebP", "another format", "convert it"}, [&] { read_folder(folder.path(), {}); });
+}
+
 TEST_CASE("a source goes on where it was saved, with any number of threads, and skips as it reads") {
-  const TemporaryFolder folder;
+  const TestDirectory folder;
   draw_figures(folder.path(), 3, 0);
   Options options = options_for(folder.path());
   options.balanced = true;
@@ -270,14 +267,14 @@ TEST_CASE("a source goes on where it was saved, with any number of threads, and 
   CHECK(pixels_of(*Images(options).open(request_of({5, 5}, 6))) != batches[0]);
 
   check_refused(ErrorCode::input, {"data.images", "not a saved position"}, [&] { second->load_state("images x"); });
-  fs::rename(folder.path() / "yellow_disc" / "0.png", folder.path() / "yellow_disc" / "7.png");
+  fs::rename(fs::path(folder.path()) / "yellow_disc" / "0.png", fs::path(folder.path()) / "yellow_disc" / "7.png");
   check_refused(ErrorCode::input, {"data.images", "other images"},
                 [&] { Images(options).open(request)->load_state(position); });
 }
 
 TEST_CASE("rows say what they are, classes are the folders in order, and small classes weigh more") {
-  const TemporaryFolder folder;
-  const fs::path train = folder.path() / "train", validation = folder.path() / "validation";
+  const TestDirectory folder;
+  const fs::path train = fs::path(folder.path()) / "train", validation = fs::path(folder.path()) / "validation";
   for (int i = 0; i < 3; ++i) write_png(train / "cats" / (std::to_string(i) + ".png"), image_of(9, 9, 3));
   write_jpeg(train / "dogs.jpg", image_of(9, 9, 3));  // no class
   write_png(train / "dogs" / "a.png", image_of(9, 9, 3));
@@ -308,7 +305,7 @@ TEST_CASE("rows say what they are, classes are the folders in order, and small c
 }
 
 TEST_CASE("a small vision transformer tells drawn figures apart") {
-  const TemporaryFolder folder;
+  const TestDirectory folder;
   const fs::path root = folder.path();
   draw_figures(root / "train", 200, 0);
   draw_figures(root / "validation", 16, 100000);
@@ -349,6 +346,10 @@ id = "fp32"
 [log]
 directory = ")" + (root / "run").string() +
                              "\"\nsinks = [\"jsonl\"]\n[checkpoint]\nexport = false\n";
+  CHECK_THROWS_WITH_AS(
+      TrainingRun(
+          RunConfig{.file = "run.toml", .text = config, .overrides = {"data.images.size=12", "train.sequence=5"}}),
+      doctest::Contains("fewer tokens than each sequence of the model has"), Error);
   RunRequests requests;
   TrainingRun run(RunConfig{.file = "run.toml", .text = config});
   run.open_for_training(requests);

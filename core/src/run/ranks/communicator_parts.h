@@ -19,6 +19,20 @@ class CommunicatorParts : public Communicator {
   const CommunicatorTraits& traits() const override { return traits_; }
   void register_buffer(void* memory, std::size_t bytes) override;
   void unregister_buffer(void* memory) override;
+  // ---- by the first part, unless overridden ----
+  int rank() const override { return first().rank(); }
+  int size() const override { return first().size(); }
+  void barrier() override { first().barrier(); }
+  void all_gather(const View& in, const View& out, Counts counts, Stream stream) override {
+    first().all_gather(in, out, counts, stream);
+  }
+  void all_to_all(const View& in, const View& out, Counts counts, Stream stream) override {
+    first().all_to_all(in, out, counts, stream);
+  }
+  void broadcast(const View& in_out, int root, Stream stream) override { first().broadcast(in_out, root, stream); }
+  void send(const View& in, int to, Stream stream) override { first().send(in, to, stream); }
+  void receive(const View& out, int from, Stream stream) override { first().receive(out, from, stream); }
+
   std::optional<std::string> error() override;
   void abort() noexcept override;
 
@@ -27,6 +41,7 @@ class CommunicatorParts : public Communicator {
   explicit CommunicatorParts(std::vector<std::unique_ptr<Communicator>> parts);
 
   Communicator& part(std::size_t number) const { return *parts_[number]; }
+  Communicator& first() const { return part(0); }
   std::size_t count() const { return parts_.size(); }
   void connect_part(std::size_t number, const Rendezvous& rendezvous, Device& device);
   /// Ranks of that part in messages: "memcpy of ranks 2, 3".

@@ -97,20 +97,4 @@ void MachinesCommunicator::reduce_scatter(const View& in, const View& out, Count
   if (out.count() > 0) across().all_reduce(out, reduction, stream);
 }
 
-void MachinesCommunicator::all_gather(const View& in, const View& out, Counts counts, Stream stream) {
-  inside().all_gather(in, out, counts, stream);
-}
-
-void MachinesCommunicator::all_to_all(const View& in, const View& out, Counts counts, Stream stream) {
-  inside().all_to_all(in, out, counts, stream);
-}
-
-void MachinesCommunicator::broadcast(const View& in_out, int root, Stream stream) {
-  inside().broadcast(in_out, root, stream);
-}
-
-void MachinesCommunicator::send(const View& in, int to, Stream stream) { inside().send(in, to, stream); }
-
-void MachinesCommunicator::receive(const View& out, int from, Stream stream) { inside().receive(out, from, stream); }
-
 }  // namespace quern

@@ -15,9 +15,8 @@ class MachinesCommunicator final : public CommunicatorParts {
                        int machines);
 
   /// Of this machine's ranks alone.
-  Communicator& inside() const { return part(0); }
+  Communicator& inside() const { return first(); }
 
-  int rank() const override { return inside().rank(); }
   int size() const override { return ranks_ / machines_; }
 
   /// `rendezvous` is of all ranks.
@@ -26,11 +25,6 @@ class MachinesCommunicator final : public CommunicatorParts {
 
   void all_reduce(const View& in_out, Reduction reduction, Stream stream) override;
   void reduce_scatter(const View& in, const View& out, Counts counts, Reduction reduction, Stream stream) override;
-  void all_gather(const View& in, const View& out, Counts counts, Stream stream) override;
-  void all_to_all(const View& in, const View& out, Counts counts, Stream stream) override;
-  void broadcast(const View& in_out, int root, Stream stream) override;
-  void send(const View& in, int to, Stream stream) override;
-  void receive(const View& out, int from, Stream stream) override;
 
  private:
   Communicator& across() const { return part(1); }

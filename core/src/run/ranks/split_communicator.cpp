@@ -33,16 +33,4 @@ void SplitCommunicator::all_gather(const View& in, const View& out, Counts count
   part(choice_.all_gather).all_gather(in, out, counts, stream);
 }
 
-void SplitCommunicator::all_to_all(const View& in, const View& out, Counts counts, Stream stream) {
-  first().all_to_all(in, out, counts, stream);
-}
-
-void SplitCommunicator::broadcast(const View& in_out, int root, Stream stream) {
-  first().broadcast(in_out, root, stream);
-}
-
-void SplitCommunicator::send(const View& in, int to, Stream stream) { first().send(in, to, stream); }
-
-void SplitCommunicator::receive(const View& out, int from, Stream stream) { first().receive(out, from, stream); }
-
 }  // namespace quern

@@ -17,23 +17,13 @@ class SplitCommunicator final : public CommunicatorParts {
   };
   SplitCommunicator(std::vector<std::unique_ptr<Communicator>> parts, const Choice& choice);
 
-  int rank() const override { return first().rank(); }
-  int size() const override { return first().size(); }
-
   void connect(const Rendezvous& rendezvous, Device& device) override;
-  void barrier() override { first().barrier(); }
 
   void all_reduce(const View& in_out, Reduction reduction, Stream stream) override;
   void reduce_scatter(const View& in, const View& out, Counts counts, Reduction reduction, Stream stream) override;
   void all_gather(const View& in, const View& out, Counts counts, Stream stream) override;
-  void all_to_all(const View& in, const View& out, Counts counts, Stream stream) override;
-  void broadcast(const View& in_out, int root, Stream stream) override;
-  void send(const View& in, int to, Stream stream) override;
-  void receive(const View& out, int from, Stream stream) override;
 
  private:
-  Communicator& first() const { return part(0); }
-
   const Choice choice_;
 };
 
