@@ -230,7 +230,7 @@ TEST_CASE("an order has each image once, and is of its seed and epoch") {
   CHECK(order != order_of_epoch(100, 6, 3));
 }
 
-TEST_CASE("what is named as an image and is none, and images of other formats, are refused") {
+TEST_CASE("a folder that is named as an image, and images of other formats, are refused") {
   const TestDirectory folder;
   const fs::path own = fs::path(folder.path()) / "x";
   write_png(own / "a.png", image_of(4, 4, 3));
