@@ -8,6 +8,7 @@
 // Required of each: an exit code of the table other than 1, no signal, one message of bounded length where it fails. A
 // run that goes on is stopped with SIGTERM, and must obey.
 #include <fcntl.h>
+#include <spawn.h>
 #include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -25,6 +26,7 @@
 #include <limits>
 #include <random>
 #include <set>
+#include <stdexcept>
 #include <string>
 #include <thread>
 #include <vector>
@@ -170,21 +172,20 @@ struct Result {
 Result run(const std::vector<std::string>& words, const std::string& directory) {
   const std::string errors = directory + "/err";
   const auto begin = Clock::now();
-  const pid_t process = ::fork();
-  if (process == 0) {
-    const rlimit memory{kMemory, kMemory}, none{0, 0};
-    ::setrlimit(RLIMIT_AS, &memory);
-    ::setrlimit(RLIMIT_CORE, &none);
-    ::dup2(::open("/dev/null", O_RDWR), 0);
-    ::dup2(::open("/dev/null", O_RDWR), 1);
-    ::dup2(::open(errors.c_str(), O_WRONLY | O_CREAT | O_TRUNC, 0600), 2);
-    if (::chdir(directory.c_str()) != 0) ::_exit(99);
-    std::vector<char*> arguments;
-    for (const std::string& word : words) arguments.push_back(const_cast<char*>(word.c_str()));
-    arguments.push_back(nullptr);
-    ::execv(arguments[0], arguments.data());
-    ::_exit(99);
-  }
+  std::vector<char*> arguments;
+  for (const std::string& word : words) arguments.push_back(const_cast<char*>(word.c_str()));
+  arguments.push_back(nullptr);
+  // A fork would copy the tables of this process, which has all plugins.
+  posix_spawn_file_actions_t actions;
+  ::posix_spawn_file_actions_init(&actions);
+  ::posix_spawn_file_actions_addopen(&actions, 0, "/dev/null", O_RDWR, 0);
+  ::posix_spawn_file_actions_addopen(&actions, 1, "/dev/null", O_RDWR, 0);
+  ::posix_spawn_file_actions_addopen(&actions, 2, errors.c_str(), O_WRONLY | O_CREAT | O_TRUNC, 0600);
+  ::posix_spawn_file_actions_addchdir_np(&actions, directory.c_str());
+  pid_t process = 0;
+  const int failure = ::posix_spawn(&process, arguments[0], &actions, nullptr, arguments.data(), environ);
+  ::posix_spawn_file_actions_destroy(&actions);
+  if (failure != 0) throw std::runtime_error(words[0] + " does not start: " + ::strerror(failure));
   Result result;
   int status = 0;
   while (::waitpid(process, &status, WNOHANG) == 0) {
@@ -308,6 +309,9 @@ int main(int argc, char** argv) {
   const int pairs = argc > 1 ? std::atoi(argv[1]) : 40;
   const unsigned seed = argc > 2 ? static_cast<unsigned>(std::atoi(argv[2])) : 1;
   const std::vector<Setting> settings = all_settings();
+  const rlimit memory{kMemory, kMemory}, none{0, 0};  // of what is run
+  ::setrlimit(RLIMIT_AS, &memory);
+  ::setrlimit(RLIMIT_CORE, &none);
   Sweep sweep;
   for (const Setting& setting : settings) sweep.judge({&setting});
   std::vector<const Setting*> allowed;  // extremes that are refused one by one have nothing to show in pairs
