@@ -10,9 +10,11 @@ results=()
 status=0
 times=()
 
-# The stage that begins now; the one before it ends.
+# The stage that begins now, with the seconds and the processor seconds of all before it.
 stage() { # name
-  times+=("$SECONDS $1")
+  local words
+  read -ra words <"/proc/$$/stat"
+  times+=("$SECONDS $(((words[15] + words[16]) / $(getconf CLK_TCK))) $1")
   echo "== $1"
 }
 
@@ -86,7 +88,9 @@ fi
 results+=("$fuzzed")
 stage "in all"
 for ((i = 0; i + 1 < ${#times[@]}; ++i)); do
-  printf '%6d s  %s\n' "$((${times[i + 1]%% *} - ${times[i]%% *}))" "${times[i]#* }"
+  read -r began busy name <<<"${times[i]}"
+  read -r ended busy_then _ <<<"${times[i + 1]}"
+  printf '%6d s  %s, of a processor %d s\n' "$((ended - began))" "$name" "$((busy_then - busy))"
 done
 printf '%6d s  %s\n' "$SECONDS" "in all, on $(nproc) cores of $(sed -n 's/^model name\s*: //p' /proc/cpuinfo | head -1)"
 sum_up || status=1

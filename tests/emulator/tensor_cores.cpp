@@ -57,10 +57,10 @@ void decode_elements(float* to, const std::uint8_t* from, int bytes, int type) {
 constexpr int kRows = 16, kDepthBytes = 32, kPiece = 16, kMostColumns = 256, kWide = 8;
 using Line = float[kDepthBytes];  ///< along the sum
 
-/// A by rows, B by columns beside each other, and their matmul.
+/// A by rows, B by eight columns beside each other, and their matmul.
 struct Product {
   Line a[kRows];
-  alignas(32) float b[kDepthBytes][kMostColumns + kWide];
+  alignas(32) float b[kMostColumns / kWide][kDepthBytes][kWide];
   alignas(32) float result[kRows][kMostColumns];
 };
 
@@ -72,7 +72,7 @@ QUERN_CPU_CLONES void multiply(Product& product, int columns, int depth) {
       Wide partial[8] = {};
       for (int k = 0; k < depth; k += 8)
         for (int lane = 0; lane < 8; ++lane)
-          partial[lane] += a[k + lane] * *reinterpret_cast<const Wide*>(&product.b[k + lane][column]);
+          partial[lane] += a[k + lane] * *reinterpret_cast<const Wide*>(product.b[column / kWide][k + lane]);
       Wide sum = {};
       for (const Wide& part : partial) sum += part;
       *reinterpret_cast<Wide*>(&product.result[&a - product.a][column]) = sum;
@@ -114,9 +114,9 @@ class Tile {
     stride_ = field(32);
   }
 
-  /// f(number, depth, value) for each element of rows of A or columns of B.
-  template <class F>
-  void take(int first, int count, F f) {
+  /// at(number, depth) takes each element of rows of A or columns of B.
+  template <class At>
+  void take(int first, int count, At at) {
     const int each = kPiece / bytes_of(type_), wide = across_ ? each : 1, deep = across_ ? 1 : each;
     const std::vector<std::uint8_t>& memory = warp_.block->memory;
     for (int n = first; n < first + count; n += wide)
@@ -128,7 +128,10 @@ class Tile {
         float values[kPiece];
         decode_elements(values, memory.data() + address, kPiece, type_);
         for (int element = 0; element < each; ++element)
-          f(n + element * wide / each, k + element * deep / each, values[element]);
+          if (across_)
+            at(n + element, k) = values[element];
+          else
+            at(n, k + element) = values[element];
       }
   }
 
@@ -168,21 +171,23 @@ void multiply_tiles(Warp& warp, const Instruction& i) {
     take_registers(product.a, warp, i.operands.data(), 4, type_a);
   } else {
     const int first = warp.number % 4 * kRows;
-    Tile(warp, i, i.a, type_a, (i.mode & a_across) != 0).take(first, kRows, [&](int row, int k, float value) {
-      product.a[row - first][k] = value;
+    Tile(warp, i, i.a, type_a, (i.mode & a_across) != 0).take(first, kRows, [&](int row, int k) -> float& {
+      return product.a[row - first][k];
     });
   }
-  Tile(warp, i, i.b, type_b, (i.mode & b_across) != 0).take(0, i.count, [&](int column, int k, float value) {
-    product.b[k][column] = value;
+  Tile(warp, i, i.b, type_b, (i.mode & b_across) != 0).take(0, i.count, [&](int column, int k) -> float& {
+    return product.b[column / kWide][k][column % kWide];
   });
   multiply(product, i.count, kDepthBytes / bytes_of(type_a));
   for (int lane = 0; lane < 32; ++lane) {
     std::uint64_t* const r = warp.lanes[static_cast<std::size_t>(lane)]->registers;
-    for (int sum = 0; sum < i.count / 2; ++sum) {  // of each eight columns two, then of the row that is 8 further
-      std::uint64_t& at = r[i.values[static_cast<std::size_t>(sum)]];
-      const int row = lane / 4 + sum / 2 % 2 * 8, column = sum / 4 * 8 + lane % 4 * 2 + sum % 2;
-      at = added(at, add, product.result[row][column], type_a);
-    }
+    const int* place = i.values.data();
+    for (int column = lane % 4 * 2; column < i.count; column += 8)  // of each eight columns two, of two rows
+      for (const int row : {lane / 4, lane / 4 + 8})
+        for (const int beside : {0, 1}) {
+          std::uint64_t& at = r[*place++];
+          at = added(at, add, product.result[row][column + beside], type_a);
+        }
   }
 }
 
@@ -195,7 +200,7 @@ void multiply_registers(Warp& warp, const Instruction& i) {
   const int columns[] = {i.operands[4], i.operands[4], i.operands[5], i.operands[5]};  // eight of them, not sixteen
   take_registers(b, warp, columns, 4, type_b);
   for (int k = 0; k < depth; ++k)
-    for (int column = 0; column < 8; ++column) product.b[k][column] = b[column][k];
+    for (int column = 0; column < kWide; ++column) product.b[0][k][column] = b[column][k];
   multiply(product, 8, depth);
   for (int lane = 0; lane < 32; ++lane)
     for (int k = 0; k < 4; ++k) {
