@@ -104,7 +104,8 @@ void part_case(const OpRunner& runner, std::int64_t first, std::int64_t rows, DT
                         {"nesterov", std::int64_t{first % 2}},
                         {"dtype", std::string(name_of(direction))},
                         {"weight_decay", 0.1},
-                        {"factor", 0.3}};
+                        {"factor", 0.3},
+                        {"index", std::int64_t{1}}};
   with_numbers(attributes, 1);
   OpComparison along("muon_direction", attributes);
   add_step(along, apply);
@@ -112,7 +113,10 @@ void part_case(const OpRunner& runner, std::int64_t first, std::int64_t rows, DT
   along.out(direction, part, tolerance_of(direction, true)).run(runner);
   OpComparison step("muon_apply", attributes);
   add_step(step, apply);
-  step.in(normal(dtype, whole, 1)).in(normal(direction, part, 2)).update(2, tolerance_of(dtype, apply)).run(runner);
+  step.in(normal(dtype, whole, 1))
+      .in(normal(direction, {3, rows, 36}, 2))
+      .update(2, tolerance_of(dtype, apply))
+      .run(runner);
 }
 
 }  // namespace
@@ -142,6 +146,29 @@ void adamw_8bit_cases(const OpRunner& runner) {
       }
 }
 
+void stacked_matmul_cases(const OpRunner& runner) {
+  struct Sizes {
+    std::int64_t count, m, n, k;
+  };
+  for (DType dtype : kDtypes)
+    for (const Sizes& s : {Sizes{1, 64, 64, 200}, Sizes{3, 48, 136, 80}, Sizes{2, 1, 33, 7}})
+      for (std::int64_t turned : {0, 1, 2}) {
+        const std::int64_t ta = turned == 1, tb = turned == 2;
+        const Extents y{s.count, s.m, s.n};
+        // Terms cancel: their sum of k has a deviation of root k, and its rounding in another order is of that size.
+        const Tolerance tolerance{dtype == DType::bf16 ? 0x1p-7 : 1e-5, 1e-5 * static_cast<double>(s.k)};
+        auto matmul = [&] {
+          OpComparison op("stacked_matmul",
+                          {{"transpose_a", ta}, {"transpose_b", tb}, {"alpha", 2.0315}, {"beta", -4.775}});
+          op.in(normal(dtype, ta ? Extents{s.count, s.k, s.m} : Extents{s.count, s.m, s.k}, 1));
+          op.in(normal(dtype, tb ? Extents{s.count, s.n, s.k} : Extents{s.count, s.k, s.n}, 2));
+          return op;
+        };
+        matmul().out(dtype, y, tolerance).run(runner);
+        matmul().in(normal(dtype, y, 3)).out(dtype, y, tolerance).run(runner);
+      }
+}
+
 void muon_cases(const OpRunner& runner) {
   for (DType gradient : kDtypes)
     for (DType dtype : kDtypes)
@@ -152,19 +179,12 @@ void muon_cases(const OpRunner& runner) {
         }
   for (DType dtype : kDtypes)
     for (std::int64_t columns : {1, 33, 4100}) {
-      const Extents extents{7, columns};
-      PoisonedTensor square(DType::f64, {1});
-      *square.view().as<double>() = 2.5;
-      OpComparison("over_norm")
-          .in(normal(dtype, extents, 1))
-          .in(square)
-          .out(dtype, extents, one_step(dtype, 2e-6))
-          .run(runner);
-      OpComparison("weighted_sum", {{"alpha", 3.4445}, {"beta", -4.775}})
-          .in(normal(dtype, extents, 1))
-          .in(normal(dtype, extents, 2))
-          .out(dtype, extents, one_step(dtype, 4e-6))
-          .run(runner);
+      PoisonedTensor squares(DType::f64, {3});
+      OpComparison over("over_norm");
+      for (std::size_t i = 0; i < 3; ++i) squares.view().as<double>()[i] = static_cast<double>(i) * 2.5;
+      over.in(squares);
+      for (std::uint64_t seed : {1, 2, 3}) over.in(normal(dtype, {7, columns}, seed, 1e-6));
+      over.out(dtype, {3, 7, columns}, one_step(dtype, 2e-6)).run(runner);
     }
 }
 

@@ -80,24 +80,27 @@ class Muon final : public Optimizer {
          {{"weight_decay", parameter.decay ? options_.weight_decay : 0.0},
           {"rate", parameter.rate},
           {"factor", size},
+          {"index", std::int64_t{0}},
           {"first", first},
           {"rows", rows}});
   }
 
-  // x = a x + (b x x^T + c (x x^T)^2) x, on the smaller side.
+  // A stack of one; the core joins stacks of equal matrices. x = a x + (b x x^T + c (x x^T)^2) x, on the smaller side.
   ValueId orthogonalized(UpdateBuilder& b, ValueId direction, bool tall) const {
-    auto matmul = [&](ValueId left, ValueId right, std::int64_t transpose_a, std::int64_t transpose_b) {
-      return b.op("matmul", {left, right}, "product", {{"transpose_a", transpose_a}, {"transpose_b", transpose_b}})[0];
-    };
-    auto sum = [&](ValueId left, double alpha, ValueId right, double beta) {
-      return b.op("weighted_sum", {left, right}, "sum", {{"alpha", alpha}, {"beta", beta}})[0];
+    auto matmul = [&](ValueId left, ValueId right, ValueId added, bool transpose_a, bool transpose_b, double alpha,
+                      double beta) {
+      return b.op("stacked_matmul", {left, right, added}, "product",
+                  {{"transpose_a", std::int64_t{transpose_a}},
+                   {"transpose_b", std::int64_t{transpose_b}},
+                   {"alpha", alpha},
+                   {"beta", beta}})[0];
     };
     const ValueId square = b.op("sum_squares", {direction}, "square")[0];
-    ValueId x = b.op("over_norm", {direction, square}, "orthogonal")[0];
+    ValueId x = b.op("over_norm", {square, direction}, "orthogonal")[0];
     for (std::int64_t i = 0; i < options_.iterations; ++i) {
-      const ValueId gram = matmul(x, x, tall ? 1 : 0, tall ? 0 : 1);
-      const ValueId factor = sum(gram, kB, matmul(gram, gram, 0, 0), kC);
-      x = sum(x, kA, tall ? matmul(x, factor, 0, 0) : matmul(factor, x, 0, 0), 1);
+      const ValueId gram = matmul(x, x, kNoValue, tall, !tall, 1, 0);
+      const ValueId factor = matmul(gram, gram, gram, false, false, kC, kB);
+      x = tall ? matmul(x, factor, x, false, false, 1, kA) : matmul(factor, x, x, false, false, 1, kA);
     }
     return x;
   }

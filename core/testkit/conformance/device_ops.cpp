@@ -247,6 +247,7 @@ const std::vector<OpFamily>& op_families() {
       {"adamw of many tensors", testkit::adamw_list_cases},
       {"adamw_8bit", testkit::adamw_8bit_cases},
       {"sgd, lion, schedule_free", testkit::optimizer_cases},
+      {"stacked_matmul", testkit::stacked_matmul_cases},
       {"muon", testkit::muon_cases},
       {"adamw, its rounding", [](const testkit::OpRunner&) {}, compare_rounding},
       {"quantize", testkit::quantize_cases},

@@ -181,19 +181,43 @@ void check_muon_direction(OperandCheck& check, const OpInstance& op) {
 
 void check_muon_apply(OperandCheck& check, const OpInstance& op) {
   check_lists(check, op);
-  const Extents extents = extents_of(op, 2), part = part_of(check, op, extents);
+  const Extents extents = extents_of(op, 2), stack = extents_of(op, 3), part = part_of(check, op, extents);
+  const std::int64_t index = op.attributes.integer("index"), count = stack.empty() ? 0 : stack[0];
   check_in_place(check, op, 2, 0, "master", extents, kFloats);
-  check.input(3, "direction", part, kFloats);
+  check.that(index >= 0 && index < count,
+             "index: found " + std::to_string(index) + ", expected less than " + std::to_string(count));
+  check.input(3, "stack", {count, part[0], part[1]}, kFloats);
 }
 
 void check_over_norm(OperandCheck& check, const OpInstance& op) {
-  const Extents extents = extents_of(op, 0);
-  check.input(0, "x", extents, kFloats).input(1, "square", {1}, DType::f64).output(0, "y", extents, kFloats);
+  const Extents extents = extents_of(op, 1);
+  const auto count = static_cast<std::int64_t>(op.inputs.size()) - 1;
+  check.that(extents.size() == 2, "needs matrices").input(0, "squares", {count}, DType::f64);
+  if (!check.ok()) return;
+  for (std::int64_t i = 1; i <= count; ++i) check.input(static_cast<std::size_t>(i), "x", extents, kFloats);
+  check.output(0, "stack", {count, extents[0], extents[1]}, kFloats);
 }
 
-void check_weighted_sum(OperandCheck& check, const OpInstance& op) {
-  const Extents extents = extents_of(op, 0);
-  check.input(0, "a", extents, kFloats).input(1, "b", extents, kFloats).output(0, "y", extents, kFloats);
+StackedMatmul::StackedMatmul(const OpInstance& op)
+    : transpose_a(op.attributes.integer("transpose_a") != 0),
+      transpose_b(op.attributes.integer("transpose_b") != 0),
+      adds(op.inputs.size() > 2 && op.inputs[2].present),
+      alpha(static_cast<float>(op.attributes.real_or("alpha", 1))),
+      beta(static_cast<float>(op.attributes.real_or("beta", 1))) {
+  const Extents &a = op.inputs[0].extents, &b = op.inputs[1].extents;
+  if (a.size() != 3 || b.size() != 3) return;
+  count = a[0], m = a[transpose_a ? 2 : 1], k = a[transpose_a ? 1 : 2], n = b[transpose_b ? 1 : 2];
+}
+
+void check_stacked_matmul(OperandCheck& check, const OpInstance& op) {
+  if (!check.ok()) return;
+  const StackedMatmul s(op);
+  check.that(op.inputs[0].extents.size() == 3 && op.inputs[1].extents.size() == 3, "multiplies stacks of matrices");
+  if (!check.ok()) return;
+  check.input(0, "a", op.inputs[0].extents, kFloats);
+  check.input(1, "b", s.transpose_b ? Extents{s.count, s.n, s.k} : Extents{s.count, s.k, s.n}, kFloats);
+  if (s.adds) check.input(2, "c", {s.count, s.m, s.n}, kFloats);
+  check.output(0, "y", {s.count, s.m, s.n}, kFloats);
 }
 
 TokenRows::TokenRows(const OpInstance& op) : rows(op.geometry.batch), sequence(op.geometry.sequence) {

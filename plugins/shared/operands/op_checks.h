@@ -34,7 +34,15 @@ void check_adamw_8bit(OperandCheck& check, const OpInstance& op);
 void check_muon_direction(OperandCheck& check, const OpInstance& op);
 void check_muon_apply(OperandCheck& check, const OpInstance& op);
 void check_over_norm(OperandCheck& check, const OpInstance& op);
-void check_weighted_sum(OperandCheck& check, const OpInstance& op);
+/// Sizes of stacked_matmul: `count` times y (m, n), contracted over k.
+struct StackedMatmul {
+  explicit StackedMatmul(const OpInstance& op);
+  std::int64_t count = 0, m = 0, n = 0, k = 0;
+  bool transpose_a = false, transpose_b = false, adds = false;
+  float alpha = 1, beta = 0;
+};
+/// The check expects 2 inputs, or 3 where there is a c.
+void check_stacked_matmul(OperandCheck& check, const OpInstance& op);
 /// Of prepend and row_mean, or of their gradients. The check expects the operands that ops.md lists. The tokens that
 /// they are about follow from the geometry and the attributes.
 struct TokenRows {

@@ -1,10 +1,12 @@
 #include "plan/programs/state_programs.h"
-#include "program/names.h"
 
 #include <algorithm>
 #include <bit>
 #include <set>
 #include <utility>
+
+#include "optimizer/stack_matrices.h"
+#include "program/names.h"
 
 namespace quern {
 
@@ -261,7 +263,7 @@ Program StatePrograms::update(const Plan& plan, const std::vector<UpdatePart>& p
     if (!has_master)
       builder.op("requantize_weights", {builder.update(), builder.step(), builder.master(), master, scale}, "", format);
   }
-  return builder.take();
+  return stack_matrices(builder.take(), kStackBytes);
 }
 
 Program StatePrograms::exchange(const Plan& plan, const std::vector<UpdatePart>& parts) const {

@@ -29,6 +29,28 @@ void infer_matmul(InferContext& c) {
   give(c, 0, {a[ta ? 1 : 0], columns}, c.activation_dtype);
 }
 
+void infer_stacked_matmul(InferContext& c) {
+  need_rank(c, 0, 3);
+  need_rank(c, 1, 3);
+  const bool ta = c.attributes.integer("transpose_a") != 0, tb = c.attributes.integer("transpose_b") != 0;
+  const Shape &a = c.inputs[0]->shape, &b = c.inputs[1]->shape;
+  if (a[0] != b[0] || a[ta ? 1 : 2] != b[tb ? 2 : 1]) c.refuse(1, "as many matrices that match " + to_string(a));
+  const Shape y{a[0], a[ta ? 2 : 1], b[tb ? 1 : 2]};
+  if (c.inputs.size() > 2 && c.inputs[2] && c.inputs[2]->shape != y) c.refuse(2, to_string(y));
+  give(c, 0, y, c.inputs[0]->dtype);
+}
+
+Cost stacked_matmul_cost(const OpInstance& op) {
+  const Operand &a = op.inputs[0], &y = op.outputs[0];
+  const std::int64_t inner = a.extents[op.attributes.integer("transpose_a") != 0 ? 1 : 2];
+  Cost cost{.flops = 2.0 * static_cast<double>(y.count()) * static_cast<double>(inner),
+            .tensor_core = true,
+            .format = a.dtype};
+  for (const Operand& operand : op.inputs) cost.bytes += static_cast<double>(operand.bytes());
+  cost.bytes += static_cast<double>(y.bytes());
+  return cost;
+}
+
 // Matmuls of few inner dimensions, with columns of a wide matrix: how adapters of parts of a packed matrix reach its
 // result. They move little more than the columns.
 
@@ -155,6 +177,12 @@ void add_linear(OpSet& set) {
            .outputs = {"y"},
            .infer = infer_matmul,
            .cost = matmul_cost});
+  // Of each matrix of stacks (n, rows, columns): y = alpha op(a) op(b) + beta c, rounded once.
+  set.add({.kind = "stacked_matmul",
+           .inputs = {"a", "b", "c?"},
+           .outputs = {"y"},
+           .infer = infer_stacked_matmul,
+           .cost = stacked_matmul_cost});
   set.add({.kind = "transpose",
            .inputs = {"x"},
            .outputs = {"t"},

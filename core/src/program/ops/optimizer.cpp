@@ -30,24 +30,15 @@ void add_muon(OpSet& set) {
                },
            .updates = {{0, 3}},
            .locality = UpdateLocality::element});
-  // x / max(root of the sum of squares, 1e-7)
-  set.add({.kind = "over_norm",
-           .inputs = {"x", "square"},
-           .outputs = {"y"},
-           .infer = [](InferContext& c) { same(c, 0, 0); },
-           .may_overwrite = {{0, 0}}});
-  // alpha a + beta b
-  set.add({.kind = "weighted_sum",
-           .inputs = {"a", "b"},
-           .outputs = {"y"},
-           .infer =
-               [](InferContext& c) {
-                 need_same(c, 1, 0);
-                 same(c, 0, 0);
-               },
-           .may_overwrite = {{0, 0}, {0, 1}}});
+  // A stack of matrices, each x / max(root of its sum of squares, 1e-7).
+  set.add({.kind = "over_norm", .inputs = {"squares", "x*"}, .outputs = {"stack"}, .infer = [](InferContext& c) {
+             const Shape& x = c.inputs[1]->shape;
+             for (std::size_t i = 2; i < c.inputs.size(); ++i) need_same(c, i, 1);
+             give(c, 0, {static_cast<std::int64_t>(c.inputs.size()) - 1, x[0], x[1]}, c.inputs[1]->dtype);
+           }});
+  // Matrix `index` of the stack.
   set.add({.kind = "muon_apply",
-           .inputs = {"update", "step", "master", "direction"},
+           .inputs = {"update", "step", "master", "stack"},
            .outputs = {"new_master"},
            .infer = [](InferContext&) {},
            .updates = {{0, 2}},
@@ -71,7 +62,8 @@ void add_optimizer(OpSet& set) {
   add_update(set, "sgd", {"new_master", "new_moment1"}, UpdateLocality::element);
   add_update(set, "lion", {"new_master", "new_moment1"}, UpdateLocality::element);
   // Defazio et al., "The Road Less Scheduled" (2024). StepState::average is the share of the step.
-  add_update(set, "schedule_free", {"new_master", "new_average", "new_iterate", "new_moment2"}, UpdateLocality::element);
+  add_update(set, "schedule_free", {"new_master", "new_average", "new_iterate", "new_moment2"},
+             UpdateLocality::element);
   // Pairs of tensors whose elements change places.
   set.add({.kind = "exchange",
            .inputs = {"tensors*"},

@@ -1,5 +1,5 @@
-// What Muon is made of beside matmuls: the momentum's direction, of a part's rows; its division by its norm; weighted
-// sums of matrices; and the step along the orthogonal matrix (Jordan et al., "Muon", 2024).
+// What Muon is made of beside matmuls: the momentum's direction, of a part's rows; stacks of such matrices, each
+// divided by its norm; and the step along the orthogonal matrix (Jordan et al., "Muon", 2024).
 
 #include <algorithm>
 #include <cmath>
@@ -65,37 +65,25 @@ Launch prepare_direction(const OpInstance& op) {
   };
 }
 
-// x (any), square (1) f64 -> x / max(root of the square, 1e-7)
+// squares (n) f64, x (r, c) n times -> (n, r, c): x / max(root of the square, 1e-7)
 Launch prepare_over_norm(const OpInstance&) {
   return [](std::span<const View> in, std::span<const View> out, const Exec&) {
-    const auto factor = static_cast<float>(1.0 / std::max(std::sqrt(*in[1].as<double>()), kLeastNorm));
-    for_blocks(in[0].count(), kBlockElements, [&](std::int64_t, std::int64_t begin, std::int64_t end) {
-      const float* x = load(in[0], begin, end - begin, scratch(kX, kBlockElements));
-      float* y = target(out[0], begin, scratch(kResult, kBlockElements));
-      weighted(x, factor, x, 0.0f, end - begin, y);
-      store(out[0], begin, end - begin, y);
-    });
+    for (std::size_t i = 1; i < in.size(); ++i) {
+      const View &x = in[i], &stack = out[0];
+      const auto factor = static_cast<float>(1.0 / std::max(std::sqrt(in[0].as<double>()[i - 1]), kLeastNorm));
+      const std::int64_t first = static_cast<std::int64_t>(i - 1) * x.count();
+      for_blocks(x.count(), kBlockElements, [&](std::int64_t, std::int64_t begin, std::int64_t end) {
+        const float* values = load(x, begin, end - begin, scratch(kX, kBlockElements));
+        float* y = target(stack, first + begin, scratch(kResult, kBlockElements));
+        weighted(values, factor, values, 0.0f, end - begin, y);
+        store(stack, first + begin, end - begin, y);
+      });
+    }
   };
 }
 
-// a, b (any) -> alpha a + beta b
-Launch prepare_weighted_sum(const OpInstance& op) {
-  return
-      [alpha = static_cast<float>(op.attributes.real("alpha")), beta = static_cast<float>(op.attributes.real("beta"))](
-          std::span<const View> in, std::span<const View> out, const Exec&) {
-        for_blocks(in[0].count(), kBlockElements, [&](std::int64_t, std::int64_t begin, std::int64_t end) {
-          const std::int64_t count = end - begin;
-          const float* a = load(in[0], begin, count, scratch(kX, kBlockElements));
-          const float* b = load(in[1], begin, count, scratch(kState, kBlockElements));
-          float* y = target(out[0], begin, scratch(kResult, kBlockElements));
-          weighted(a, alpha, b, beta, count, y);
-          store(out[0], begin, count, y);
-        });
-      };
-}
-
-// update, step, master (n, c), direction (rows, c) -> master: shrunk by rate * weight_decay, less rate * factor *
-// direction
+// update, step, master (n, c), stack (any, rows, c) -> master: shrunk by rate * weight_decay, less rate * factor * the
+// stack's matrix
 Launch prepare_apply(const OpInstance& op) {
   return [part = Part(op, op.inputs[2]), attributes = op.attributes](std::span<const View> in,
                                                                      std::span<const View> out, const Exec&) {
@@ -109,10 +97,11 @@ Launch prepare_apply(const OpInstance& op) {
     const RandomKey key{seed_of(state), RandomPurpose::round_master,
                         static_cast<std::uint32_t>(attributes.list("objects")[0])};
     const auto offset = static_cast<std::uint64_t>(attributes.list("offsets")[0]);
+    const std::int64_t first = attributes.integer("index") * part.count;
     for_blocks(part.count, kBlockElements, [&](std::int64_t, std::int64_t begin, std::int64_t end) {
       const std::int64_t at = part.first + begin, count = end - begin;
       float* space = scratch(kState, count);
-      const float* direction = load(in[3], begin, count, scratch(kX, count));
+      const float* direction = load(in[3], first + begin, count, scratch(kX, count));
       float* fresh = target(out[0], at, space);
       weighted(load(in[2], at, count, space), keep, direction, along, count, fresh);
       store_stochastic(out[0], at, count, fresh, key, state.step, offset);
@@ -133,9 +122,7 @@ void add_muon_ops(OpTable& table) {
   table["muon_direction"] = {prepare_direction,
                              [](const OpInstance& op) { return query<operands::check_muon_direction>(op, 4, 2); }};
   table["over_norm"] = {prepare_over_norm,
-                        [](const OpInstance& op) { return query<operands::check_over_norm>(op, 2, 1); }};
-  table["weighted_sum"] = {prepare_weighted_sum,
-                           [](const OpInstance& op) { return query<operands::check_weighted_sum>(op, 2, 1); }};
+                        [](const OpInstance& op) { return query<operands::check_over_norm>(op, op.inputs.size(), 1); }};
   table["muon_apply"] = {prepare_apply,
                          [](const OpInstance& op) { return query<operands::check_muon_apply>(op, 4, 1); }};
 }

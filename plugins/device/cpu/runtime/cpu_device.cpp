@@ -109,9 +109,10 @@ CpuDevice::CpuDevice(const CpuOptions& options)
       traits_(make_traits(options, threads_)),
       streams_(options.streams == "shuffled" ? Streams::Mode::shuffled : Streams::Mode::threads,
                static_cast<std::uint64_t>(options.shuffle_seed)) {
-  for (auto* add : {add_matmul_ops, add_conversion_ops, add_quantize_ops, add_quantize_blocks_op, add_embedding_ops,
-                    add_norm_ops, add_rope_ops, add_attention_ops, add_narrow_matmul_ops, add_elementwise_ops,
-                    add_reduction_ops, add_loss_ops, add_token_rows_ops, add_optimizer_ops, add_fused_quantize_ops}) {
+  for (auto* add :
+       {add_matmul_ops, add_conversion_ops, add_quantize_ops, add_quantize_blocks_op, add_embedding_ops, add_norm_ops,
+        add_rope_ops, add_attention_ops, add_narrow_matmul_ops, add_stacked_matmul_op, add_elementwise_ops,
+        add_reduction_ops, add_loss_ops, add_token_rows_ops, add_optimizer_ops, add_fused_quantize_ops}) {
     add(ops_);
   }
 }

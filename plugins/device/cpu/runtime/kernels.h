@@ -22,6 +22,7 @@ struct CpuOp {
 using OpTable = std::map<std::string, CpuOp, std::less<>>;
 
 void add_matmul_ops(OpTable& table);
+void add_stacked_matmul_op(OpTable& table);
 void add_conversion_ops(OpTable& table);  // transpose, cast
 void add_quantize_ops(OpTable& table);    // to 8-bit formats, and the scales' histories
 void add_quantize_blocks_op(OpTable& table);

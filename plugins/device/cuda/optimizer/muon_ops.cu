@@ -1,5 +1,5 @@
-// What Muon is made of beside matmuls: the momentum's direction, of a part's rows; its division by its norm; weighted
-// sums of matrices; and the step along the orthogonal matrix.
+// What Muon is made of beside matmuls: the momentum's direction, of a part's rows; stacks of such matrices, each
+// divided by its norm; and the step along the orthogonal matrix.
 
 #include <algorithm>
 #include <string>
@@ -127,8 +127,8 @@ Launch prepare_direction(const OpInstance& op, CudaContext& context) {
   };
 }
 
-// update, step, master (n, c), direction (rows, c) -> master: shrunk by rate * weight_decay, less rate * factor *
-// direction
+// update, step, master (n, c), stack (any, rows, c) -> master: shrunk by rate * weight_decay, less rate * factor * the
+// stack's matrix
 Launch prepare_apply(const OpInstance& op, CudaContext& context) {
   PartArguments constant = part_of(op, op.inputs[2]);
   constant.rate = op.attributes.real_or("rate", 1.0);
@@ -140,84 +140,87 @@ Launch prepare_apply(const OpInstance& op, CudaContext& context) {
       return load_kernel(function, dim3(kThreads), context.multiprocessors);
     });
   });
+  const auto first =
+      static_cast<std::size_t>(op.attributes.integer("index") * constant.count) * size_of(op.inputs[3].dtype);
   return [=](std::span<const View> in, std::span<const View> out, const Exec& exec) {
     need_in_place("muon_apply", in[2], out[0]);
     PartArguments args = constant;
-    args.read = in[3].data;
+    args.read = static_cast<const char*>(in[3].data) + first;
     args.updated = out[0].data;
     launch_part(kernel, args, in, exec);
   };
 }
 
-// ---- y = alpha a + beta b, alpha given or 1 over a norm ----
+// ---- a stack of matrices, each over its norm ----
 
-struct SumArguments {
-  const void *a, *b;     ///< b null: none
-  const double* square;  ///< null: alpha is given
-  void* y;
+struct NormArguments {
+  const void* x;
+  const double* square;
+  void* y;  ///< the stack's matrix
   std::int64_t count;
-  float alpha, beta;
 };
 
 template <class T, Access kAccess>
-__global__ void __launch_bounds__(kThreads) weighted_sum_kernel(const SumArguments args) {
+__global__ void __launch_bounds__(kThreads) over_norm_kernel(const NormArguments args) {
   const std::int64_t at = (std::int64_t{blockIdx.x} * kThreads + threadIdx.x) * kPack<T>;
   if (at >= args.count) return;
-  const double norm = args.square ? sqrt(*args.square) : 1.0;
-  const float alpha = args.square ? static_cast<float>(1.0 / (norm > kLeastNorm ? norm : kLeastNorm)) : args.alpha;
-  Floats<T> values = unpack(load_pack<kAccess>(static_cast<const T*>(args.a), at, args.count));
-  Floats<T> added{};
-  if (args.b) added = unpack(load_pack<kAccess>(static_cast<const T*>(args.b), at, args.count));
+  const double norm = sqrt(*args.square);
+  const auto factor = static_cast<float>(1.0 / (norm > kLeastNorm ? norm : kLeastNorm));
+  Floats<T> values = unpack(load_pack<kAccess>(static_cast<const T*>(args.x), at, args.count));
 #pragma unroll
-  for (int i = 0; i < kPack<T>; ++i) values.at[i] = fmaf(alpha, values.at[i], args.beta * added.at[i]);
+  for (int i = 0; i < kPack<T>; ++i) values.at[i] *= factor;
   store_pack<kAccess>(static_cast<T*>(args.y), at, args.count, round_pack(values));
 }
 
-Launch prepare_sum(const OpInstance& op, CudaContext& context) {
-  const bool weighted = op.kind == "weighted_sum";
-  SumArguments constant{};
-  constant.count = op.inputs[0].count();
-  if (weighted) {
-    constant.alpha = static_cast<float>(op.attributes.real("alpha"));
-    constant.beta = static_cast<float>(op.attributes.real("beta"));
-  }
-  const std::int64_t pack = op.inputs[0].dtype == DType::f32 ? kPack<float> : kPack<bf16>;
+Launch prepare_over_norm(const OpInstance& op, CudaContext& context) {
+  NormArguments constant{};
+  constant.count = op.inputs[1].count();
+  const std::int64_t pack = op.inputs[1].dtype == DType::f32 ? kPack<float> : kPack<bf16>;
+  const std::size_t bytes = op.inputs[1].bytes();
   auto load = [&](auto access) {
-    return with_element(op.inputs[0].dtype, [&](auto element) {
-      KernelFunction<SumArguments> kernel = weighted_sum_kernel<decltype(element), access()>;
+    return with_element(op.inputs[1].dtype, [&](auto element) {
+      KernelFunction<NormArguments> kernel = over_norm_kernel<decltype(element), access()>;
       return load_kernel(kernel, dim3(kThreads), context.multiprocessors);
     });
   };
   auto vector = load(AccessConstant<Access::tail>{}), scalar = load(AccessConstant<Access::scalar>{});
   return [=](std::span<const View> in, std::span<const View> out, const Exec& exec) {
-    SumArguments args = constant;
-    args.a = in[0].data;
-    args.b = weighted ? in[1].data : nullptr;
-    args.square = weighted ? nullptr : static_cast<const double*>(in[1].data);
-    args.y = out[0].data;
-    const auto& kernel = aligned_16({args.a, args.b, args.y}) ? vector : scalar;
-    kernel.launch(ceil_divide(args.count, kThreads * pack), stream_of(exec), args);
+    NormArguments args = constant;
+    for (std::size_t i = 1; i < in.size(); ++i) {
+      args.x = in[i].data;
+      args.square = static_cast<const double*>(in[0].data) + (i - 1);
+      args.y = static_cast<char*>(out[0].data) + (i - 1) * bytes;
+      const auto& kernel = aligned_16({args.x, args.y}) ? vector : scalar;
+      kernel.launch(ceil_divide(args.count, kThreads * pack), stream_of(exec), args);
+    }
   };
 }
 
-template <void (*kCheck)(operands::OperandCheck&, const OpInstance&), std::size_t kInputs, std::size_t kOutputs>
-OpSupport query(const OpInstance& op, const CudaTraits&) {
-  OperandCheck check(op, kInputs, kOutputs);
+template <void (*kCheck)(operands::OperandCheck&, const OpInstance&)>
+OpSupport query(const OpInstance& op, std::size_t inputs, std::size_t outputs) {
+  OperandCheck check(op, inputs, outputs);
   kCheck(check, op);
-  if (kInputs == 2)
-    for (std::size_t i = 0; check.ok() && i < op.inputs.size(); ++i)
-      check.that(op.inputs[i].dtype == DType::f64 || op.inputs[i].dtype == op.outputs[0].dtype,
-                 "on cuda takes and makes one dtype");
+  return check.support();
+}
+
+OpSupport query_over_norm(const OpInstance& op, const CudaTraits&) {
+  OperandCheck check(op, std::max<std::size_t>(op.inputs.size(), 2), 1, 1);
+  operands::check_over_norm(check, op);
+  for (std::size_t i = 1; check.ok() && i < op.inputs.size(); ++i)
+    check.that(op.inputs[i].dtype == op.outputs[0].dtype, "on cuda takes and makes one dtype");
   return check.support();
 }
 
 }  // namespace
 
 void add_muon_ops(OpTable& table) {
-  table["muon_direction"] = {prepare_direction, query<operands::check_muon_direction, 4, 2>};
-  table["muon_apply"] = {prepare_apply, query<operands::check_muon_apply, 4, 1>};
-  table["over_norm"] = {prepare_sum, query<operands::check_over_norm, 2, 1>};
-  table["weighted_sum"] = {prepare_sum, query<operands::check_weighted_sum, 2, 1>};
+  table["muon_direction"] = {prepare_direction, [](const OpInstance& op, const CudaTraits&) {
+                               return query<operands::check_muon_direction>(op, 4, 2);
+                             }};
+  table["muon_apply"] = {prepare_apply, [](const OpInstance& op, const CudaTraits&) {
+                           return query<operands::check_muon_apply>(op, 4, 1);
+                         }};
+  table["over_norm"] = {prepare_over_norm, query_over_norm};
 }
 
 }  // namespace quern::cuda

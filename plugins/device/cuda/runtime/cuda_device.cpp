@@ -118,9 +118,9 @@ cudaEvent_t as_event(Event event) { return static_cast<cudaEvent_t>(event.handle
 }  // namespace
 
 CudaDevice::CudaDevice(const CudaOptions& options) : options_(options), facts_(planned_facts(options)) {
-  for (auto* add :
-       {add_matmul_ops, add_narrow_matmul_ops, add_conversion_ops, add_quantize_ops, add_embedding_ops, add_norm_ops,
-        add_rope_ops, add_attention_ops, add_elementwise_ops, add_loss_ops, add_token_rows_ops, add_optimizer_ops}) {
+  for (auto* add : {add_matmul_ops, add_stacked_matmul_op, add_narrow_matmul_ops, add_conversion_ops, add_quantize_ops,
+                    add_embedding_ops, add_norm_ops, add_rope_ops, add_attention_ops, add_elementwise_ops, add_loss_ops,
+                    add_token_rows_ops, add_optimizer_ops}) {
     add(ops_);
   }
   if (has_hopper_kernels()) hopper_kernels().add_ops(ops_);

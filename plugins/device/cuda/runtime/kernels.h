@@ -74,6 +74,7 @@ using OpTable = std::map<std::string, CudaOp, std::less<>>;
 inline cudaStream_t stream_of(const Exec& exec) { return static_cast<cudaStream_t>(exec.stream.handle); }
 
 void add_matmul_ops(OpTable& table);
+void add_stacked_matmul_op(OpTable& table);
 void add_narrow_matmul_ops(OpTable& table);  // add_matmul, columns_matmul, columns_weight_grad
 void add_conversion_ops(OpTable& table);     // transpose, cast
 void add_quantize_ops(OpTable& table);       // quantize and its kin, alone and behind other ops

@@ -103,6 +103,13 @@ double matmul_seconds(const OpInstance& op, const GpuFacts& gpu) {
   return alone ? std::max(seconds, transfers) : seconds + behind_product(op.kind) * transfers;
 }
 
+double stacked_matmul_seconds(const OpInstance& op, const GpuFacts& gpu) {
+  const Extents& a = op.inputs[0].extents;
+  const std::int64_t depth = a[op.attributes.integer("transpose_a") != 0 ? 1 : 2];
+  return std::max(product_seconds(gpu, 2 * number(op.outputs[0].count()) * number(depth), op.inputs[0].dtype),
+                  memory_seconds(gpu, operand_bytes(op), kCopyShare));
+}
+
 /// Queries and keys that attend to each other, over all heads; as if rows were one document, since plans know no
 /// others.
 double attention_pairs(const OpInstance& op) {
@@ -187,6 +194,7 @@ double memory_share(const OpInstance& op) {
 double launch_seconds(const OpInstance& op, const GpuFacts& gpu) {
   const std::string_view kind = op.kind;
   if (kind.starts_with("matmul")) return kStart + matmul_seconds(op, gpu);
+  if (kind == "stacked_matmul") return kStart + stacked_matmul_seconds(op, gpu);
   if (kind.starts_with("attention")) return kStart + attention_seconds(op, gpu);
   if (kind.starts_with("lm_loss")) return kStart + loss_seconds(op, gpu);
   const double passes = kind.ends_with("quantize") ? 1.6 : 1;  // those find the tensor's scale first

@@ -59,6 +59,7 @@ TEST_CASE("adamw with moments in 8 bits") { testkit::adamw_8bit_cases(open_pair(
 
 TEST_CASE("sgd and lion") { testkit::optimizer_cases(open_pair()); }
 
+TEST_CASE("matmuls of stacks") { testkit::stacked_matmul_cases(open_pair()); }
 TEST_CASE("muon's ops beside matmuls") { testkit::muon_cases(open_pair()); }
 
 TEST_CASE("every rounding of an update has a draw of its own") {

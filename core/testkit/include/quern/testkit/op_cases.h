@@ -37,6 +37,7 @@ void adamw_cases(const OpRunner& runner);
 void adamw_list_cases(const OpRunner& runner);
 void optimizer_cases(const OpRunner& runner);  ///< sgd, lion, schedule_free, exchange
 void adamw_8bit_cases(const OpRunner& runner);
+void stacked_matmul_cases(const OpRunner& runner);
 void muon_cases(const OpRunner& runner);  ///< beside its matmuls
 void quantize_cases(const OpRunner& runner);
 void amax_cases(const OpRunner& runner);

@@ -50,6 +50,14 @@ cublasLtMatrixLayout_t make_layout(DType type, std::int64_t rows, std::int64_t c
   return layout;
 }
 
+void set_stack(cublasLtMatrixLayout_t layout, std::int64_t count, std::int64_t elements) {
+  const auto matrices = static_cast<std::int32_t>(count);
+  QUERN_CUBLAS(
+      cublasLtMatrixLayoutSetAttribute(layout, CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT, &matrices, sizeof matrices));
+  QUERN_CUBLAS(cublasLtMatrixLayoutSetAttribute(layout, CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET, &elements,
+                                                sizeof elements));
+}
+
 bool deterministic(const cublasLtMatmulAlgo_t& algorithm) {
   std::uint32_t scheme = 0;
   std::size_t written = 0;
@@ -85,7 +93,7 @@ bool is_searched_widely(MatmulSearch search, const MatmulKey& key, const CudaTra
   // Smaller GEMMs take some 30 us or less, of which another tile saves little, and are many in tests.
   constexpr double kLeastFlops = 2e10;
   // A configuration is checked without knowing how operands are aligned; the heuristic knows it.
-  return search == MatmulSearch::wide && gpu.compute_capability == 90 && key.flops() >= kLeastFlops &&
+  return search == MatmulSearch::wide && key.stack == 0 && gpu.compute_capability == 90 && key.flops() >= kLeastFlops &&
          key.alignment >= 256;
 }
 
@@ -132,6 +140,8 @@ std::string MatmulKey::text() const {
   if (stride_b > 0) text += " stride-b " + std::to_string(stride_b);
   if (stride_y > 0) text += " stride-y " + std::to_string(stride_y);
   if (factor != 1) text += " times " + std::to_string(factor);
+  if (stack > 0) text += " stack " + std::to_string(stack);
+  if (beta != 0) text += " plus " + std::to_string(beta);
   if (alignment != 256) text += " align" + std::to_string(alignment);
   return text;
 }
@@ -167,6 +177,10 @@ MatmulPlan::MatmulPlan(const MatmulKey& key) : key_(key) {
   b_ =
       key.transpose_a ? make_layout(key.a, key.m, key.k, key.stride_a) : make_layout(key.a, key.k, key.m, key.stride_a);
   y_ = make_layout(key.y, key.n, key.m, key.stride_y);
+  if (key.stack == 0) return;
+  set_stack(a_, key.stack, key.k * key.n);
+  set_stack(b_, key.stack, key.m * key.k);
+  set_stack(y_, key.stack, key.m * key.n);
 }
 
 MatmulPlan::~MatmulPlan() {
@@ -184,8 +198,10 @@ cublasStatus_t MatmulPlan::try_run(cublasLtHandle_t lt, const MatmulOperands& op
     set(product_, CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, operands.scale_a);
   }
   auto multiply = [&](auto one) {
-    const auto factor = static_cast<decltype(one)>(key_.factor), beta = key_.accumulate ? one : decltype(one){};
-    return cublasLtMatmul(lt, product_, &factor, operands.b, a_, operands.a, b_, &beta, operands.y, y_, operands.y, y_,
+    const auto factor = static_cast<decltype(one)>(key_.factor);
+    const auto beta = key_.accumulate ? one : static_cast<decltype(one)>(key_.beta);
+    const void* c = key_.beta != 0 ? operands.c : operands.y;
+    return cublasLtMatmul(lt, product_, &factor, operands.b, a_, operands.a, b_, &beta, c, y_, operands.y, y_,
                           &algorithm, operands.workspace, kMatmulWorkspace, stream);
   };
   return key_.a == DType::i8 ? multiply(std::int32_t{1}) : multiply(1.0f);
@@ -211,7 +227,8 @@ std::vector<cublasLtMatmulAlgo_t> MatmulPlan::candidates(cublasLtHandle_t lt, in
   };
   prefer(CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, std::uint64_t{kMatmulWorkspace});
   // Parts of split-K are summed in fp32 from the workspace in fixed order: no atomics, no rounding between.
-  prefer(CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, std::uint32_t{CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE});
+  const auto reduction = key_.stack > 0 ? CUBLASLT_REDUCTION_SCHEME_NONE : CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;
+  prefer(CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, static_cast<std::uint32_t>(reduction));
   for (auto attribute : {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES,
                          CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES}) {
     prefer(attribute, static_cast<std::uint32_t>(key_.alignment));

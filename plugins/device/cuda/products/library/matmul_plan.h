@@ -46,11 +46,18 @@ struct MatmulKey {
   int alignment = 256;             ///< bytes to which all operands are aligned, a power of two
   std::int64_t stride_a = 0, stride_b = 0, stride_y = 0;  ///< elements between stored rows; 0: contiguous
   float factor = 1;                                       ///< of the matmul, not of the y that it is added to
+  /// Matrices of each operand, one behind the other; 0: one matrix. Of stacks no contraction is split, so that a matrix
+  /// has the same bits in any stack.
+  std::int64_t stack = 0;
+  float beta = 0;  ///< of a matrix c that is added
 
   /// Whether an operand of 8 bits is not K-major: only quern's own GEMMs take it (own_matmul.h).
   bool turns() const { return size_of(a) == 1 && (transpose_a || !transpose_b); }
   std::string text() const;
-  double flops() const { return 2.0 * static_cast<double>(m) * static_cast<double>(n) * static_cast<double>(k); }
+  std::int64_t matrices() const { return stack > 0 ? stack : 1; }
+  double flops() const {
+    return 2.0 * static_cast<double>(matrices() * m) * static_cast<double>(n) * static_cast<double>(k);
+  }
 };
 
 /// An algorithm as hexadecimal words, and back; none where the text is not one.
@@ -62,6 +69,7 @@ struct MatmulOperands {
   const float *scale_a = nullptr, *scale_b = nullptr;
   void* y = nullptr;
   void* workspace = nullptr;  ///< kMatmulWorkspace bytes
+  const void* c = nullptr;    ///< where MatmulKey::beta is not 0: another matrix of y's shape and dtype
 };
 
 /// One matmul, ready to launch. Not for several threads at once: operand pointers are part of the descriptors.

@@ -85,9 +85,9 @@ std::size_t padded(DType type, std::int64_t count) {
 struct OperandBytes {
   std::size_t a, b, y;
   explicit OperandBytes(const MatmulKey& key)
-      : a(stored(key.a, key.m, key.k, key.transpose_a, key.stride_a)),
-        b(stored(key.b, key.k, key.n, key.transpose_b, key.stride_b)),
-        y(stored(key.y, key.m, key.n, false, key.stride_y)) {}
+      : a(stored(key.a, key.m, key.matrices() * key.k, key.transpose_a, key.stride_a)),
+        b(stored(key.b, key.k, key.matrices() * key.n, key.transpose_b, key.stride_b)),
+        y(stored(key.y, key.m, key.matrices() * key.n, false, key.stride_y)) {}
   std::size_t all() const { return a + b + y; }
 
  private:
@@ -112,7 +112,7 @@ void fill_random(void* memory, std::size_t bytes, DType type, std::uint32_t seed
 MatmulScratch::MatmulScratch(const MatmulKey& key, cudaStream_t stream, std::size_t sets)
     : stream_(stream),
       type_(key.y),
-      rows_(key.m),
+      rows_(key.matrices() * key.m),
       columns_(key.n),
       stride_(key.stride_y > 0 ? key.stride_y : key.n),
       sets_(sets) {
@@ -120,7 +120,8 @@ MatmulScratch::MatmulScratch(const MatmulKey& key, cudaStream_t stream, std::siz
   a_bytes_ = bytes.a, b_bytes_ = bytes.b, y_bytes_ = bytes.y;
   const std::int64_t lines = of_blocks(key.scales) ? scale_blocks(key.k) : 1;  // square ones are no more
   const std::size_t vectors = padded(DType::f32, lines * std::max<std::int64_t>({key.m, key.n, 4}));
-  if (cudaMalloc(&memory_, sets * bytes.all() + 3 * vectors + kMatmulWorkspace) != cudaSuccess) {
+  if (cudaMalloc(&memory_, sets * bytes.all() + (key.beta != 0 ? y_bytes_ : 0) + 3 * vectors + kMatmulWorkspace) !=
+      cudaSuccess) {
     cudaGetLastError();
     memory_ = nullptr;
     return;
@@ -134,6 +135,7 @@ MatmulScratch::MatmulScratch(const MatmulKey& key, cudaStream_t stream, std::siz
   operands_.a = take(sets * a_bytes_, key.a, 1);
   operands_.b = take(sets * b_bytes_, key.b, 2);
   operands_.y = take(sets * y_bytes_, key.y, 3);
+  if (key.beta != 0) operands_.c = take(y_bytes_, key.y, 7);
   operands_.bias = take(vectors, DType::bf16, 4);  // as f32: the same numbers, every other one
   auto take_scales = [&](std::uint32_t seed, std::int64_t rows) {
     auto* at = reinterpret_cast<float*>(std::exchange(next, next + vectors));

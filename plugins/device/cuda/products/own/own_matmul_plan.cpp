@@ -57,7 +57,8 @@ std::string refuse_own_matmul(const MatmulKey& key, const CudaTraits& gpu) {
   if (!gpu.wgmma) return "own GEMMs need compute capability 9.0 (Hopper) and its code in this build";
   if (!takes_formats(key)) return "own GEMMs are bf16 times bf16, e4m3 or e5m2 times e4m3, or i8 times i8";
   if (key.y != DType::bf16) return "own GEMMs give bf16";
-  if (key.factor != 1) return "own GEMMs have no factor";
+  if (key.factor != 1 || key.beta != 0) return "own GEMMs have no factor";
+  if (key.stack > 0) return "own GEMMs take no stacks";
   if (is_bf16(key) && key.transpose_a && key.transpose_b)
     return "own GEMMs of bf16 take a not K-major only if b is not K-major either";
   if (std::string text = is_bf16(key) ? "" : refuse_8_bits(key); !text.empty()) return text;
