@@ -309,7 +309,7 @@ int main(int argc, char** argv) {
   const int pairs = argc > 1 ? std::atoi(argv[1]) : 40;
   const unsigned seed = argc > 2 ? static_cast<unsigned>(std::atoi(argv[2])) : 1;
   const std::vector<Setting> settings = all_settings();
-  const rlimit memory{kMemory, kMemory}, none{0, 0};  // of what is run
+  const rlimit memory{kMemory, kMemory}, none{0, 0};  // for the programs
   ::setrlimit(RLIMIT_AS, &memory);
   ::setrlimit(RLIMIT_CORE, &none);
   Sweep sweep;

@@ -282,10 +282,10 @@ PlanOptions Session::plan_options() const {
   options.outer_parameters = precision_options.outer_parameters;
   options.recompute = memory.recompute;
   options.device_budget = *size_in_bytes(memory.device_budget);
-  // All ranks of a machine share its memory; unless a launcher spreads them, they are all on this one.
+  // All ranks of a machine share its memory; what a launcher does not say, parallel.machines does.
   const std::optional<RankPlace> place = rank_place();
-  options.host_budget =
-      *size_in_bytes(memory.host_budget) / (place && place->local_size > 0 ? place->local_size : parallel.ranks);
+  options.host_budget = *size_in_bytes(memory.host_budget) /
+                        (place && place->local_size > 0 ? place->local_size : parallel.ranks / parallel.machines);
   options.stores = memory.stores;
   auto placed = [&](const std::string& text, const std::string& shards = "none") {
     Placement placement = placement_named(text).value();
