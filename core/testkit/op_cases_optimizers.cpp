@@ -111,12 +111,18 @@ void part_case(const OpRunner& runner, std::int64_t first, std::int64_t rows, DT
   add_step(along, apply);
   along.in(normal(gradient, whole, 1)).in(normal(dtype, whole, 2)).update(3, tolerance_of(dtype, apply));
   along.out(direction, part, tolerance_of(direction, true)).run(runner);
-  OpComparison step("muon_apply", attributes);
-  add_step(step, apply);
-  step.in(normal(dtype, whole, 1))
-      .in(normal(direction, {3, rows, 36}, 2))
-      .update(2, tolerance_of(dtype, apply))
-      .run(runner);
+  for (const bool by_rows : {false, true}) {
+    OpComparison step("muon_apply", attributes);
+    add_step(step, apply);
+    step.in(normal(dtype, whole, 1)).in(normal(direction, {3, rows, 36}, 2));
+    if (by_rows) step.in(normal(DType::f32, {rows}, 3));
+    step.update(2, tolerance_of(dtype, apply)).run(runner);
+  }
+  attributes.set("beta", 0.95);
+  OpComparison factors("row_factors", attributes);
+  add_step(factors, apply);
+  factors.in(codes(DType::f32, {50, 1}, 4, true)).in(normal(direction, {3, rows, 36}, 5));
+  factors.update(2, tolerance_of(DType::f32, apply)).out(DType::f32, {rows}, {4e-6, 1e-7}).run(runner);
 }
 
 }  // namespace

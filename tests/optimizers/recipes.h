@@ -45,6 +45,7 @@ inline const Recipe kRecipes[] = {{"adamw"},
                                   {"lion", {"moments=bf16"}},
                                   {"schedule_free"},
                                   {"muon"},
-                                  {"muon", {"moments=bf16", "step_size=original"}}};
+                                  {"muon", {"moments=bf16", "step_size=original"}},
+                                  {"muon", {"normalize=rows"}}};
 
 }  // namespace quern::testing

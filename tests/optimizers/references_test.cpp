@@ -201,7 +201,22 @@ Matrix newton_schulz(Matrix x) {
   return x;
 }
 
-Formula muon(bool original) {
+/// Li et al., "NorMuon" (2025), and its published code: rows over the root of their average square, the whole as long
+/// as before.
+void normalize_rows(Matrix& x, double* average) {
+  double before = 0, after = 0;
+  for (std::size_t i = 0; i < x.rows; ++i) {
+    double square = 0;
+    for (std::size_t k = 0; k < x.columns; ++k) square += x(i, k) * x(i, k);
+    average[i] = 0.95 * average[i] + 0.05 * square / static_cast<double>(x.columns);
+    for (std::size_t k = 0; k < x.columns; ++k) x(i, k) /= std::sqrt(average[i]) + 1e-10;
+    before += square;
+    for (std::size_t k = 0; k < x.columns; ++k) after += x(i, k) * x(i, k);
+  }
+  for (double& value : x.at) value *= std::sqrt(before / after);
+}
+
+Formula muon(bool original, bool by_rows = false) {
   return [=](Reference& r, const Values& gradient, int step, double rate) {
     if (r.spec->group != ParameterGroup::block || r.spec->extents.size() < 2) return adamw(r, gradient, step, rate);
     const auto columns = static_cast<std::size_t>(r.spec->extents[1]);
@@ -214,7 +229,8 @@ Formula muon(bool original) {
         average = 0.95 * average + 0.05 * gradient[begin + k];
         direction.at[k] = 0.95 * average + 0.05 * gradient[begin + k];
       }
-      const Matrix step_along = newton_schulz(direction);
+      Matrix step_along = newton_schulz(direction);
+      if (by_rows) normalize_rows(step_along, r.second.data() + begin / columns);
       const double tall = static_cast<double>(rows) / static_cast<double>(columns);
       const double size =
           original ? std::sqrt(std::max(1.0, tall)) : 0.2 * std::sqrt(static_cast<double>(std::max(rows, columns)));
@@ -244,6 +260,9 @@ TEST_CASE("Muon follows its formula, for each tensor of a packed matrix") {
   CHECK(compare("muon", {{"matmuls", fp32}}, muon(false)).error < 1e-6);
   CHECK(compare("muon", {{"matmuls", fp32}, {"step_size", original}}, muon(true)).error < 1e-6);
   CHECK(compare("muon", {}, muon(false)).distance < 0.01);
+  const OptionValue rows(std::string("rows"));
+  CHECK(compare("muon", {{"matmuls", fp32}, {"normalize", rows}}, muon(false, true)).error < 1e-6);
+  CHECK(compare("muon", {{"normalize", rows}}, muon(false, true)).distance < 0.01);
 }
 
 TEST_CASE("AdamW with moments in 8 bits stays near AdamW") {

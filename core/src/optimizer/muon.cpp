@@ -1,6 +1,7 @@
 // Muon: Jordan et al., "Muon: An optimizer for hidden layers in neural networks" (2024), with the step sizes of Liu et
-// al., "Muon is Scalable for LLM Training" (2025). Matrices of the layers step along the orthogonal matrix nearest to
-// their momentum, each tensor of a packed matrix by itself; all else takes AdamW.
+// al., "Muon is Scalable for LLM Training" (2025), and the rows of Li et al., "NorMuon" (2025). Matrices of the layers
+// step along the orthogonal matrix nearest to their momentum, each tensor of a packed matrix by itself; all else takes
+// AdamW.
 #include <algorithm>
 #include <cmath>
 
@@ -19,6 +20,8 @@ struct MuonOptions : AdamWOptions {
   std::int64_t iterations = 5;
   std::string matmuls = "bf16";
   std::string step_size = "match_rms_adamw";
+  std::string normalize = "none";
+  double row_beta = 0.95;
 };
 
 OptionTable<MuonOptions> muon_options() {
@@ -31,6 +34,10 @@ OptionTable<MuonOptions> muon_options() {
         "match_rms_adamw: 0.2 sqrt(max(rows, columns)), as large as AdamW's steps, so that the rate is AdamW's; "
         "original: sqrt(max(1, rows / columns))")
       .one_of({"match_rms_adamw", "original"});
+  t.add("normalize", &MuonOptions::normalize,
+        "rows: each row of a step over the root of its average square, and the step as long as before (NorMuon)")
+      .one_of({"none", "rows"});
+  t.add("row_beta", &MuonOptions::row_beta, "decay of the average of rows' squares").at_least(0).at_most(0.9999999);
   t.add("moments", &AdamWOptions::moments, "dtype of the average and of AdamW's moments; bf16 rounds stochastically")
       .one_of({"fp32", "bf16"});
   add_adamw_rule(t);
@@ -46,7 +53,9 @@ class Muon final : public Optimizer {
 
   std::vector<OptimizerState> states(const ParameterSpec& parameter) const override {
     std::vector<OptimizerState> states = adamw_.states(parameter);
-    if (orthogonal(parameter)) states.resize(1);
+    if (!orthogonal(parameter)) return states;
+    states.resize(1);
+    if (options_.normalize == "rows") states.push_back(OptimizerState::rows(parameter, "moment2", DType::f32));
     return states;
   }
 
@@ -76,7 +85,12 @@ class Muon final : public Optimizer {
     const double size = options_.step_size == "original"
                             ? std::sqrt(std::max(1.0, static_cast<double>(rows) / static_cast<double>(columns)))
                             : 0.2 * std::sqrt(static_cast<double>(std::max(rows, columns)));
-    b.op("muon_apply", {b.update(), b.step(), b.master(), orthogonalized(b, direction, rows > columns)}, "",
+    std::vector<ValueId> operands{b.update(), b.step(), b.master(), orthogonalized(b, direction, rows > columns)};
+    if (options_.normalize == "rows")
+      operands.push_back(
+          b.op("row_factors", {b.update(), b.step(), b.state("moment2"), operands[3]}, "factors",
+               {{"beta", options_.row_beta}, {"index", std::int64_t{0}}, {"first", first}, {"rows", rows}})[1]);
+    b.op("muon_apply", std::move(operands), "",
          {{"weight_decay", parameter.decay ? options_.weight_decay : 0.0},
           {"rate", parameter.rate},
           {"factor", size},

@@ -179,14 +179,34 @@ void check_muon_direction(OperandCheck& check, const OpInstance& op) {
   check.output(1, "direction", part, kFloats);
 }
 
-void check_muon_apply(OperandCheck& check, const OpInstance& op) {
-  check_lists(check, op);
-  const Extents extents = extents_of(op, 2), stack = extents_of(op, 3), part = part_of(check, op, extents);
+namespace {
+
+/// Matrix `index` of a stack of parts.
+void check_in_stack(OperandCheck& check, const OpInstance& op, const Extents& part) {
+  const Extents stack = extents_of(op, 3);
   const std::int64_t index = op.attributes.integer("index"), count = stack.empty() ? 0 : stack[0];
-  check_in_place(check, op, 2, 0, "master", extents, kFloats);
   check.that(index >= 0 && index < count,
              "index: found " + std::to_string(index) + ", expected less than " + std::to_string(count));
   check.input(3, "stack", {count, part[0], part[1]}, kFloats);
+}
+
+}  // namespace
+
+void check_row_factors(OperandCheck& check, const OpInstance& op) {
+  check_lists(check, op);
+  const Extents moment = extents_of(op, 2), stack = extents_of(op, 3), part = part_of(check, op, moment);
+  check_in_place(check, op, 2, 0, "moment2", moment, DType::f32);
+  if (check.that(stack.size() == 3 && part[1] == 1, "needs a stack, and one element a row").ok())
+    check_in_stack(check, op, {part[0], stack[2]});
+  check.output(1, "factors", {part[0]}, DType::f32);
+}
+
+void check_muon_apply(OperandCheck& check, const OpInstance& op) {
+  check_lists(check, op);
+  const Extents extents = extents_of(op, 2), part = part_of(check, op, extents);
+  check_in_place(check, op, 2, 0, "master", extents, kFloats);
+  check_in_stack(check, op, part);
+  if (op.inputs.size() > 4) check.input(4, "factors", {part[0]}, DType::f32);
 }
 
 void check_over_norm(OperandCheck& check, const OpInstance& op) {

@@ -32,7 +32,9 @@ void check_element_update(OperandCheck& check, const OpInstance& op, std::size_t
 /// Of adamw_8bit: of each object gradient, master, moments, and scales of those in 8 bits.
 void check_adamw_8bit(OperandCheck& check, const OpInstance& op);
 void check_muon_direction(OperandCheck& check, const OpInstance& op);
+/// The check expects 4 inputs, or 5 where there are factors.
 void check_muon_apply(OperandCheck& check, const OpInstance& op);
+void check_row_factors(OperandCheck& check, const OpInstance& op);
 void check_over_norm(OperandCheck& check, const OpInstance& op);
 /// Sizes of stacked_matmul: `count` times y (m, n), contracted over k.
 struct StackedMatmul {

@@ -36,9 +36,16 @@ void add_muon(OpSet& set) {
              for (std::size_t i = 2; i < c.inputs.size(); ++i) need_same(c, i, 1);
              give(c, 0, {static_cast<std::int64_t>(c.inputs.size()) - 1, x[0], x[1]}, c.inputs[1]->dtype);
            }});
-  // Matrix `index` of the stack.
+  // Of matrix `index` of the stack, whose rows' mean squares enter their average: what rows are multiplied by so that
+  // each has the size that it has on average, and all the norm that they had. Li et al., "NorMuon" (2025).
+  set.add({.kind = "row_factors",
+           .inputs = {"update", "step", "moment2", "stack"},
+           .outputs = {"new_moment2", "factors"},
+           .infer = [](InferContext& c) { give(c, 1, {c.attributes.integer("rows")}, DType::f32); },
+           .updates = {{0, 2}}});
+  // Matrix `index` of the stack, its rows by factors.
   set.add({.kind = "muon_apply",
-           .inputs = {"update", "step", "master", "stack"},
+           .inputs = {"update", "step", "master", "stack", "factors?"},
            .outputs = {"new_master"},
            .infer = [](InferContext&) {},
            .updates = {{0, 2}},

@@ -1,8 +1,9 @@
 // What Muon is made of beside matmuls: the momentum's direction, of a part's rows; stacks of such matrices, each
-// divided by its norm; and the step along the orthogonal matrix (Jordan et al., "Muon", 2024).
+// divided by its norm; factors of their rows; and the step along the orthogonal matrix (Jordan et al., "Muon", 2024).
 
 #include <algorithm>
 #include <cmath>
+#include <vector>
 
 #include "optimizer/update.h"
 #include "primitives/blocks.h"
@@ -16,7 +17,7 @@ namespace quern::cpu {
 namespace {
 
 enum Slot : int { kX, kState = 2, kResult };  // scratch; store_stochastic has 1
-constexpr double kLeastNorm = 1e-7;
+constexpr double kLeastNorm = 1e-7, kLeastRoot = 1e-10;
 
 /// Elements of the whole that a part has.
 struct Part {
@@ -82,8 +83,40 @@ Launch prepare_over_norm(const OpInstance&) {
   };
 }
 
-// update, step, master (n, c), stack (any, rows, c) -> master: shrunk by rate * weight_decay, less rate * factor * the
-// stack's matrix
+// update, step, moment2 (n, 1), stack (any, rows, c) -> moment2, factors (rows): of q the rows' squares,
+// v = beta v + (1 - beta) q / c, s = 1 / (root of v + 1e-10), and s times the root of the sum of q over that of q s^2
+Launch prepare_row_factors(const OpInstance& op) {
+  return [attributes = op.attributes](std::span<const View> in, std::span<const View> out, const Exec&) {
+    need_in_place("row_factors", in[2], out[0]);
+    const std::int64_t rows = in[3].extents[1], columns = in[3].extents[2];
+    auto *moment = out[0].as<float>() + attributes.integer("first"), *factors = out[1].as<float>();
+    std::fill_n(factors, rows, 0.0f);
+    if (read<UpdateState>(in[0]).apply == 0) return;
+    const double beta = attributes.real("beta");
+    const std::int64_t first = attributes.integer("index") * rows * columns;
+    std::vector<double> squares(static_cast<std::size_t>(rows));
+    for_blocks(rows, 1, [&](std::int64_t, std::int64_t begin, std::int64_t end) {
+      for (std::int64_t row = begin; row < end; ++row) {
+        const float* x = load(in[3], first + row * columns, columns, scratch(kX, columns));
+        double square = 0;
+        for (std::int64_t i = 0; i < columns; ++i) square += static_cast<double>(x[i]) * x[i];
+        squares[static_cast<std::size_t>(row)] = square;
+        moment[row] = static_cast<float>(beta * moment[row] + (1 - beta) * square / static_cast<double>(columns));
+        factors[row] = static_cast<float>(1 / (std::sqrt(static_cast<double>(moment[row])) + kLeastRoot));
+      }
+    });
+    double before = 0, after = 0;
+    for (std::int64_t row = 0; row < rows; ++row) {
+      const double square = squares[static_cast<std::size_t>(row)], factor = factors[row];
+      before += square, after += square * factor * factor;
+    }
+    const auto length = static_cast<float>(after > 0 ? std::sqrt(before / after) : 0);
+    for (std::int64_t row = 0; row < rows; ++row) factors[row] *= length;
+  };
+}
+
+// update, step, master (n, c), stack (any, rows, c), factors? (rows) -> master: shrunk by rate * weight_decay, less
+// rate * factor * the stack's matrix, of which rows are multiplied by factors first
 Launch prepare_apply(const OpInstance& op) {
   return [part = Part(op, op.inputs[2]), attributes = op.attributes](std::span<const View> in,
                                                                      std::span<const View> out, const Exec&) {
@@ -102,6 +135,12 @@ Launch prepare_apply(const OpInstance& op) {
       const std::int64_t at = part.first + begin, count = end - begin;
       float* space = scratch(kState, count);
       const float* direction = load(in[3], first + begin, count, scratch(kX, count));
+      if (in.size() > 4) {
+        float* rows = scratch(kResult, count);
+        for (std::int64_t i = 0; i < count; ++i)
+          rows[i] = direction[i] * in[4].as<float>()[(begin + i) / in[3].extents[2]];
+        direction = rows;
+      }
       float* fresh = target(out[0], at, space);
       weighted(load(in[2], at, count, space), keep, direction, along, count, fresh);
       store_stochastic(out[0], at, count, fresh, key, state.step, offset);
@@ -123,8 +162,11 @@ void add_muon_ops(OpTable& table) {
                              [](const OpInstance& op) { return query<operands::check_muon_direction>(op, 4, 2); }};
   table["over_norm"] = {prepare_over_norm,
                         [](const OpInstance& op) { return query<operands::check_over_norm>(op, op.inputs.size(), 1); }};
-  table["muon_apply"] = {prepare_apply,
-                         [](const OpInstance& op) { return query<operands::check_muon_apply>(op, 4, 1); }};
+  table["muon_apply"] = {prepare_apply, [](const OpInstance& op) {
+                           return query<operands::check_muon_apply>(op, op.inputs.size() > 4 ? 5 : 4, 1);
+                         }};
+  table["row_factors"] = {prepare_row_factors,
+                          [](const OpInstance& op) { return query<operands::check_row_factors>(op, 4, 2); }};
 }
 
 }  // namespace quern::cpu

@@ -1,5 +1,5 @@
 // What Muon is made of beside matmuls: the momentum's direction, of a part's rows; stacks of such matrices, each
-// divided by its norm; and the step along the orthogonal matrix.
+// divided by its norm; factors of their rows; and the step along the orthogonal matrix.
 
 #include <algorithm>
 #include <string>
@@ -17,16 +17,18 @@ namespace quern::cuda {
 namespace {
 
 constexpr int kThreads = 256;
-constexpr double kLeastNorm = 1e-7;
+constexpr double kLeastNorm = 1e-7, kLeastRoot = 1e-10;
 
 // ---- direction and step: elements of a part's rows ----
 
 struct PartArguments {
   const UpdateState* update;
   const StepState* step;
-  const void* read;    ///< gradient of the whole, or direction of the part
-  void* updated;       ///< momentum or master of the whole
-  void* direction;     ///< of the part, where it is written
+  const void* read;      ///< gradient of the whole, or direction of the part
+  void* updated;         ///< momentum or master of the whole
+  void* direction;       ///< of the part, where it is written
+  const float* factors;  ///< of the part's rows, where they have any
+  std::int64_t columns;
   std::int64_t first;  ///< element of the whole where the part begins
   std::int64_t count;
   std::int64_t offset;
@@ -79,7 +81,8 @@ __global__ void __launch_bounds__(kThreads) apply_kernel(const PartArguments arg
   const double rate = args.step->learning_rate * args.rate;
   const auto keep = static_cast<float>(1 - rate * args.weight_decay), along = static_cast<float>(-rate * args.factor);
   auto* master = static_cast<Master*>(args.updated);
-  const float direction = to_float(static_cast<const Direction*>(args.read)[i]);
+  float direction = to_float(static_cast<const Direction*>(args.read)[i]);
+  if (args.factors) direction *= args.factors[i / args.columns];
   store_updated(master, at, keep * to_float(master[at]) + along * direction, args, 0);
 }
 
@@ -87,6 +90,7 @@ PartArguments part_of(const OpInstance& op, const Operand& whole) {
   PartArguments args{};
   args.first = op.attributes.integer("first") * whole.extents[1];
   args.count = op.attributes.integer("rows") * whole.extents[1];
+  args.columns = whole.extents[1];
   args.offset = static_cast<std::int64_t>(op.attributes.list("offsets")[0]);
   args.object = static_cast<std::uint32_t>(op.attributes.list("objects")[0]);
   return args;
@@ -127,8 +131,8 @@ Launch prepare_direction(const OpInstance& op, CudaContext& context) {
   };
 }
 
-// update, step, master (n, c), stack (any, rows, c) -> master: shrunk by rate * weight_decay, less rate * factor * the
-// stack's matrix
+// update, step, master (n, c), stack (any, rows, c), factors? (rows) -> master: shrunk by rate * weight_decay, less
+// rate * factor * the stack's matrix, of which rows are multiplied by factors first
 Launch prepare_apply(const OpInstance& op, CudaContext& context) {
   PartArguments constant = part_of(op, op.inputs[2]);
   constant.rate = op.attributes.real_or("rate", 1.0);
@@ -146,6 +150,7 @@ Launch prepare_apply(const OpInstance& op, CudaContext& context) {
     need_in_place("muon_apply", in[2], out[0]);
     PartArguments args = constant;
     args.read = static_cast<const char*>(in[3].data) + first;
+    args.factors = in.size() > 4 ? static_cast<const float*>(in[4].data) : nullptr;
     args.updated = out[0].data;
     launch_part(kernel, args, in, exec);
   };
@@ -196,6 +201,100 @@ Launch prepare_over_norm(const OpInstance& op, CudaContext& context) {
   };
 }
 
+// ---- factors of rows, from their squares and these squares' averages ----
+
+struct FactorArguments {
+  const UpdateState* update;
+  const void* x;  ///< the stack's matrix
+  float* moment;  ///< of its rows
+  float* factors;
+  double* squares;  ///< of rows
+  std::int64_t rows, columns;
+  double beta;
+};
+
+/// The block's sum, for its first thread.
+__device__ __forceinline__ double sum_of_block(double value) {
+  __shared__ double parts[kThreads / 32];
+  for (int step = 16; step > 0; step /= 2) value += __shfl_down_sync(~0u, value, step);
+  __syncthreads();
+  if (threadIdx.x % 32 == 0) parts[threadIdx.x / 32] = value;
+  __syncthreads();
+  if (threadIdx.x == 0)
+    for (int warp = 1; warp < kThreads / 32; ++warp) value += parts[warp];
+  return value;
+}
+
+/// A block for a row.
+template <class T>
+__global__ void __launch_bounds__(kThreads) row_squares_kernel(const FactorArguments args) {
+  const std::int64_t row = blockIdx.x;
+  if (args.update->apply == 0) {
+    if (threadIdx.x == 0) args.squares[row] = 0, args.factors[row] = 0;
+    return;
+  }
+  const T* x = static_cast<const T*>(args.x) + row * args.columns;
+  double square = 0;
+  for (std::int64_t i = threadIdx.x; i < args.columns; i += kThreads) {
+    const double value = to_float(x[i]);
+    square += value * value;
+  }
+  square = sum_of_block(square);
+  if (threadIdx.x != 0) return;
+  const auto moment =
+      static_cast<float>(args.beta * args.moment[row] + (1 - args.beta) * square / static_cast<double>(args.columns));
+  args.squares[row] = square;
+  args.moment[row] = moment;
+  args.factors[row] = static_cast<float>(1 / (sqrt(static_cast<double>(moment)) + kLeastRoot));
+}
+
+/// One block.
+__global__ void __launch_bounds__(kThreads) keep_length_kernel(const FactorArguments args) {
+  __shared__ float length;
+  double before = 0, after = 0;
+  for (std::int64_t row = threadIdx.x; row < args.rows; row += kThreads) {
+    const double square = args.squares[row], factor = args.factors[row];
+    before += square, after += square * factor * factor;
+  }
+  before = sum_of_block(before);
+  after = sum_of_block(after);
+  if (threadIdx.x == 0) length = static_cast<float>(after > 0 ? sqrt(before / after) : 0);
+  __syncthreads();
+  for (std::int64_t row = threadIdx.x; row < args.rows; row += kThreads) args.factors[row] *= length;
+}
+
+Launch prepare_row_factors(const OpInstance& op, CudaContext& context) {
+  FactorArguments constant{};
+  const Extents& stack = op.inputs[3].extents;
+  constant.rows = stack[1], constant.columns = stack[2], constant.beta = op.attributes.real("beta");
+  const std::int64_t row = op.attributes.integer("first");
+  const auto first =
+      static_cast<std::size_t>(op.attributes.integer("index") * stack[1] * stack[2]) * size_of(op.inputs[3].dtype);
+  auto squares = with_element(op.inputs[3].dtype, [&](auto element) {
+    KernelFunction<FactorArguments> function = row_squares_kernel<decltype(element)>;
+    return load_kernel(function, dim3(kThreads), context.multiprocessors);
+  });
+  KernelFunction<FactorArguments> function = keep_length_kernel;
+  auto keep = load_kernel(function, dim3(kThreads), context.multiprocessors);
+  return [=](std::span<const View> in, std::span<const View> out, const Exec& exec) {
+    need_in_place("row_factors", in[2], out[0]);
+    FactorArguments args = constant;
+    args.update = static_cast<const UpdateState*>(in[0].data);
+    args.x = static_cast<const char*>(in[3].data) + first;
+    args.moment = static_cast<float*>(out[0].data) + row;
+    args.factors = static_cast<float*>(out[1].data);
+    args.squares = static_cast<double*>(exec.workspace);
+    squares.launch(args.rows, stream_of(exec), args);
+    keep.launch(1, stream_of(exec), args);
+  };
+}
+
+OpSupport query_row_factors(const OpInstance& op, const CudaTraits&) {
+  OperandCheck check(op, 4, 2, 3);
+  operands::check_row_factors(check, op);
+  return check.support(check.ok() ? static_cast<std::size_t>(op.inputs[3].extents[1]) * sizeof(double) : 0);
+}
+
 template <void (*kCheck)(operands::OperandCheck&, const OpInstance&)>
 OpSupport query(const OpInstance& op, std::size_t inputs, std::size_t outputs) {
   OperandCheck check(op, inputs, outputs);
@@ -218,8 +317,9 @@ void add_muon_ops(OpTable& table) {
                                return query<operands::check_muon_direction>(op, 4, 2);
                              }};
   table["muon_apply"] = {prepare_apply, [](const OpInstance& op, const CudaTraits&) {
-                           return query<operands::check_muon_apply>(op, 4, 1);
+                           return query<operands::check_muon_apply>(op, op.inputs.size() > 4 ? 5 : 4, 1);
                          }};
+  table["row_factors"] = {prepare_row_factors, query_row_factors};
   table["over_norm"] = {prepare_over_norm, query_over_norm};
 }
 

@@ -7,6 +7,6 @@ namespace quern::cuda {
 
 void add_element_update_ops(OpTable& table);  // adamw, sgd, lion, schedule_free, exchange
 void add_adamw_8bit_op(OpTable& table);
-void add_muon_ops(OpTable& table);  // muon_direction, over_norm, muon_apply
+void add_muon_ops(OpTable& table);  // muon_direction, over_norm, row_factors, muon_apply
 
 }  // namespace quern::cuda
