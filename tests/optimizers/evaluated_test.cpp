@@ -1,13 +1,12 @@
 // An optimizer that averages: evaluations, samples and exports use the average, and training has the bits of a run that
 // does none of these.
-#include <filesystem>
-
 #include <doctest/doctest.h>
 
 #include "checkpoint/checkpoint_store.h"
 #include "data/tokens/token_file.h"
 #include "end_to_end.h"
 #include "hf/weight_files.h"
+#include "optimizers/eval_loss.h"
 #include "ranks/rank_group.h"
 
 using namespace quern;
@@ -16,17 +15,6 @@ using namespace quern::testing;
 namespace {
 
 const Overrides kAverages{"optimizer.id=schedule_free", "optimizer.learning_rate=0.02", "train.accumulation=2"};
-
-double loss_of(const TinyFiles& files, const std::string& from, const Overrides& overrides) {
-  const std::string out = files.at("eval.json");
-  std::filesystem::remove(out);
-  std::vector<std::string> words{"eval", files.config(), "--from", from, "--json", out};
-  for (const std::string& setting : overrides) words.insert(words.end(), {"--set", setting});
-  const Outcome outcome = quern_run(words);
-  INFO(outcome.err);
-  REQUIRE(outcome.code == 0);
-  return nlohmann::json::parse(read_text(out)).at("total").at("loss");
-}
 
 Losses trained(const TinyFiles& files, const std::string& name, const Overrides& overrides) {
   const Outcome outcome = quern_train(files, with(overrides, {files.run(name)}));
@@ -45,13 +33,13 @@ TEST_CASE("a run's last loss is its checkpoint's and its export's and they have 
         with(kAverages, {std::string("precision.id=") + precision, "checkpoint.export_dtype=fp32"});
     trained(files, "run", overrides);
     const double last = events(files.at("run"), "end").back().at("val_loss");
-    CHECK(loss_of(files, files.at("run"), overrides) == last);
-    CHECK(loss_of(files, files.at("run") + "/export", overrides) == last);
+    CHECK(eval_loss(files, files.at("run"), overrides) == last);
+    CHECK(eval_loss(files, files.at("run") + "/export", overrides) == last);
     std::vector<std::string> notes;
     const Checkpoint checkpoint = checkpoint_at(files.at("run"), notes);
     const std::string exported = files.at("exported");
     REQUIRE(quern_run({"export", files.at("run"), exported}).code == 0);
-    CHECK(loss_of(files, exported, overrides) == last);
+    CHECK(eval_loss(files, exported, overrides) == last);
     const std::vector<float> average = checkpoint.tensors.read_floats("average/final_norm.weight");
     CHECK(average != checkpoint.tensors.read_floats("master/final_norm.weight"));
     for (const std::string& folder : {files.at("run") + "/export", exported}) {

@@ -1,11 +1,10 @@
 // Weights in 8 bits and fewer, with masters and without.
-#include <filesystem>
-
 #include <doctest/doctest.h>
 
 #include "checkpoint/checkpoint_store.h"
 #include "end_to_end.h"
 #include "hf/weight_files.h"
+#include "optimizers/eval_loss.h"
 #include "ranks/rank_group.h"
 
 using namespace quern;
@@ -26,17 +25,6 @@ std::pair<Losses, std::string> trained(const TinyFiles& files, const std::string
 
 double last_loss(const TinyFiles& files, const std::string& name) {
   return events(files.at(name), "end").back().at("val_loss");
-}
-
-double loss_of(const TinyFiles& files, const std::string& from, const Overrides& overrides) {
-  const std::string out = files.at("eval.json");
-  std::filesystem::remove(out);
-  std::vector<std::string> words{"eval", files.config(), "--from", from, "--json", out};
-  for (const std::string& setting : overrides) words.insert(words.end(), {"--set", setting});
-  const Outcome outcome = quern_run(words);
-  INFO(outcome.err);
-  REQUIRE(outcome.code == 0);
-  return nlohmann::json::parse(read_text(out)).at("total").at("loss");
 }
 
 }  // namespace
@@ -75,7 +63,7 @@ TEST_CASE("checkpoints and exports hold int8 weights without masters exactly") {
   const Overrides run = with(kNoMasters, {"checkpoint.export_dtype=fp32"});
   trained(files, "run", run);
   const double last = last_loss(files, "run");
-  CHECK(loss_of(files, files.at("run"), run) == last);
+  CHECK(eval_loss(files, files.at("run"), run) == last);
   std::vector<std::string> notes;
   const Checkpoint checkpoint = checkpoint_at(files.at("run"), notes);
   const StoredTensor* weights = checkpoint.tensors.find("master/down.weight/1");
@@ -88,7 +76,7 @@ TEST_CASE("checkpoints and exports hold int8 weights without masters exactly") {
     const WeightFiles exported(files.at(folder));
     const std::string name = "model.layers.1.mlp.down_proj.weight";
     CHECK(exported.find(name).file->read_floats(name) == values);
-    CHECK(loss_of(files, files.at(folder), run) == doctest::Approx(last).epsilon(1e-5));
+    CHECK(eval_loss(files, files.at(folder), run) == doctest::Approx(last).epsilon(1e-5));
   }
 }
 
