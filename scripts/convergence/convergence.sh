@@ -12,8 +12,8 @@
 # --optimizers compares optimizers and formats of AdamW's moments with AdamW in fp32, under matmuls in bf16 or, with
 # `--set precision.id=e4m3`, in e4m3.
 # --low-bit compares weights in int8 (with masters and without), int4 and ternary (BitNet b1.58) with bf16.
-# --tune trains each optimizer at five learning rates, one seed each, and writes the best of each to DIR/rates, which
-# --rates reads; without it scripts/convergence/rates is read.
+# --tune trains each optimizer at five learning rates, one seed each, and writes the best of each to the file that the
+# others read: --rates FILE, else scripts/convergence/rates. A rate at which a run diverges is passed over.
 # --short: a Llama of 91M parameters on the text of the demo, 150 steps.
 # --config FILE: another config, whose data are there. --jobs N runs so many seeds at a time, on as many GPUs as there are.
 #
@@ -58,6 +58,7 @@ declare -A settings=([recipes]="" [gradients]="train.micro_batch=4 train.accumul
   [optimizers]="optimizer.master=fp32 optimizer.gradient=fp32" [tune]="optimizer.master=fp32 optimizer.gradient=fp32")
 # Settings of an optimizer beside its rate. Lion's weight decay is the larger by as much as its rate is the smaller.
 declare -A optimizer=([adamw]="" [lion]="optimizer.id=lion,optimizer.lion.weight_decay=0.5," [muon]="optimizer.id=muon,"
+  [normuon]="optimizer.id=muon,optimizer.muon.normalize=rows,"
   [schedule_free]="optimizer.id=schedule_free,schedule.id=constant,schedule.constant.warmup=WARMUP,")
 declare -A tried=([adamw]="5e-4 1e-3 1.5e-3 3e-3 6e-3" [lion]="5e-5 1e-4 2e-4 4e-4 8e-4" [muon]="5e-4 1e-3 2e-3 4e-3 8e-3"
   [schedule_free]="1e-3 2e-3 4e-3 8e-3 1.6e-2")
@@ -117,8 +118,8 @@ case $experiment in
       arms[optimizers]+=" optimizer.adamw.moments=$moments,optimizer.learning_rate=$adamw"
     done
     arms[optimizers]+=" optimizer.adamw.moments=bf16,optimizer.master=bf16,optimizer.learning_rate=$adamw"
-    for id in lion muon schedule_free; do
-      rate=$(rate_of $id)
+    for id in lion muon normuon schedule_free; do
+      rate=$(rate_of ${id#nor})
       arms[optimizers]+=" ${optimizer[$id]}optimizer.learning_rate=$rate"
     done
     ;;
@@ -132,7 +133,7 @@ case $experiment in
     ;;
 esac
 [[ $experiment == optimizers || $experiment == low-bit ]] && judged=(--bands "$bands")
-[[ $experiment == tune ]] && judged=(--best)
+[[ $experiment == tune ]] && judged=(--best "$rates")
 
 compare=("$quern" ab "$config")
 for arm in ${arms[$experiment]}; do compare+=(--arm "$arm"); done
@@ -160,7 +161,7 @@ if [[ $jobs -gt 1 && ! -d $out ]]; then
   rm -r "$out".seed-*.cache
 fi
 
-"${compare[@]}" --set train.seed=1 --repeat "$repeat" --out "$out"
+"${compare[@]}" --set train.seed=1 --repeat "$repeat" --out "$out" || [[ $experiment == tune ]]
 code=0
 $python scripts/convergence/convergence_table.py "$out" ${judged[@]+"${judged[@]}"} || code=$?
 $python -m quern plot ab "$out"

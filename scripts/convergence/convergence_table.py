@@ -7,10 +7,11 @@ The second arm is held to the project's bound: a mean paired difference under 0.
 deviation over seeds, in size. With --bands FILE each arm is held to its own band instead: the difference in percent, from
 and to, of the last line whose pattern the arm's name matches. Exit code 1 says that an arm is outside, or has no band.
 
---best writes DIR/rates: of each optimizer the learning rate with the lowest loss.
+--best FILE writes the learning rates with the lowest losses, one of each optimizer, of the arms that ended well.
 """
 
 import fnmatch
+import math
 import re
 import sys
 import tomllib
@@ -30,16 +31,16 @@ LARGEST_PERCENT, LARGEST_DEVIATIONS = 0.5, 2.0
 COLUMNS = ("arm", "runs", "validation loss", "difference", "percent", "in seed deviations")
 
 
-def read_arms(folder, least=2):
+def read_arms(folder):
     report = read_report(folder, ARM)
     path, arms, repeats = folder / "report.json", report["arms"], report["repeats"]
-    if len(arms) < 2 or repeats < least:
+    if len(arms) < 2 or repeats < 2:
         found = f"{len(arms)} arms, {repeats} runs of each"
         raise Fault(path, "nothing to compare", found, "two of both", "compare with --vary and --repeat 3")
     for arm in arms:
         if arm["good_runs"] < repeats:
             raise Fault(path, arm["name"], f"{arm['good_runs']} runs of {repeats} that ended well", "all")
-        needed = FIGURES[:least] if arm is arms[0] or least < 2 else FIGURES
+        needed = FIGURES[:2] if arm is arms[0] else FIGURES
         if any(arm["validation_loss"][figure] is None for figure in needed):
             raise Fault(path, arm["name"], "no validation loss", advice="give data.tokens.validation")
     return report, arms
@@ -87,16 +88,24 @@ def outside(arms, bands):
 
 
 def best_rates(arms):
-    """Of each optimizer the learning rate of its arm with the lowest loss."""
-    best = {}
+    """Of each optimizer the learning rate of its arm with the lowest loss, and notes on those at an end of what was tried."""
+    tried = {}
     for arm in arms:
         values = dict(part.strip().split("=", 1) for part in arm["name"].split(",") if "=" in part)
         rate = values.get("optimizer.learning_rate")
         if rate is None or not re.fullmatch(r"[0-9.e+-]+", rate):
             raise Fault("arm", arm["name"], "no optimizer.learning_rate", "one for each arm")
-        known = best.setdefault(values.get("optimizer.id", "adamw"), (arm["validation_loss"]["mean"], rate))
-        best[values.get("optimizer.id", "adamw")] = min(known, (arm["validation_loss"]["mean"], rate))
-    return {optimizer: rate for optimizer, (_, rate) in best.items()}
+        loss = arm["validation_loss"]["mean"] if arm["good_runs"] else None
+        tried.setdefault(values.get("optimizer.id", "adamw"), {})[rate] = math.inf if loss is None else loss
+    best, notes = {}, []
+    for optimizer, losses in tried.items():
+        best[optimizer] = rate = min(losses, key=losses.get)
+        if losses[rate] == math.inf:
+            raise Fault("arms", optimizer, "no run that ended well", advice="try lower rates")
+        for end, name in ((min, "lowest"), (max, "highest")):
+            if len(losses) > 1 and rate == end(losses, key=float):
+                notes.append(f"{optimizer}: {rate} is the {name} rate that was tried")
+    return best, notes
 
 
 def cell(text):
@@ -135,13 +144,13 @@ def main(arguments):
     parser = parser_for(None, __doc__)
     parser.add_argument("comparison", type=path_argument, metavar="DIR", help="what `quern ab` wrote: its --out")
     parser.add_argument("--bands", type=path_argument, metavar="FILE", help="bands of arms, TOML")
-    parser.add_argument("--best", action="store_true", help="write the best learning rates")
+    parser.add_argument("--best", type=path_argument, metavar="FILE", help="write the best learning rates")
     options = parser.parse_args(arguments)
     if options.best:
-        rates = best_rates(read_arms(options.comparison, least=1)[1])
+        rates, notes = best_rates(read_report(options.comparison, ARM)["arms"])
         text = "".join(f"{optimizer} {rate}\n" for optimizer, rate in rates.items())
-        write_file(options.comparison / "rates", text.encode())
-        print(text, end="")
+        write_file(options.best, text.encode())
+        print(text + "".join(f"{note}\n" for note in notes), end="")
         return 0
     out = options.comparison / "convergence.md"
     report, arms = read_arms(options.comparison)

@@ -68,11 +68,16 @@ class ConvergenceTableTest(FolderTestCase):
     def test_the_best_rate_of_each_optimizer(self):
         rate = "optimizer.learning_rate="
         arms = [arm(rate + "1e-3", 4.0, None, None, None, 1), arm(rate + "2e-3", 3.9, None, None, None, 1),
-                arm(f"optimizer.id=lion, {rate}1e-4", 3.8, None, None, None, 1)]
+                arm(rate + "4e-3", 4.2, None, None, None, 1),
+                arm(f"optimizer.id=lion, {rate}1e-4", 3.8, None, None, None, 1),
+                arm(f"optimizer.id=lion, {rate}8e-4", None, None, None, None, 0)]
         report = {"config": "base.toml", "quern": "1", "repeats": 1, "arms": arms}
         (self.folder / "report.json").write_text(json.dumps(report))
-        with contextlib.redirect_stdout(io.StringIO()):
-            self.assertEqual(convergence_table.main([str(self.folder), "--best"]), 0)
+        out, best = io.StringIO(), ["--best", str(self.folder / "rates")]
+        with contextlib.redirect_stdout(out):
+            self.assertEqual(convergence_table.main([str(self.folder), *best]), 0)
+        self.assertIn("lion: 1e-4 is the lowest rate that was tried\n", out.getvalue())
+        self.assertNotIn("adamw:", out.getvalue())
         self.assertEqual((self.folder / "rates").read_text(encoding="utf-8"), "adamw 2e-3\nlion 1e-4\n")
 
     def test_what_cannot_be_judged_is_refused(self):

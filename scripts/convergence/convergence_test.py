@@ -43,7 +43,7 @@ class ConvergenceTest(FolderTestCase):
         config.write_text(CONFIG.format(data=data))
         bands = self.folder / "bands.toml"
         bands.write_text('"*" = [-20, 20]\n')
-        for experiment, arms in (("--optimizers", 8), ("--low-bit", 6)):
+        for experiment, arms in (("--optimizers", 9), ("--low-bit", 6)):
             with self.subTest(experiment=experiment):
                 out = self.folder / experiment
                 words = [ROOT / "scripts/convergence/convergence.sh", experiment, "--config", config, "--bands", bands]
