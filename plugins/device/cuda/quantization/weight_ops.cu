@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "optimizer/update_rules.cuh"
+#include "primitives/divide.cuh"
 #include "primitives/element.cuh"
 #include "primitives/philox.cuh"
 #include "quantization/quantize_ops.h"
@@ -39,10 +40,10 @@ struct QuantizeArguments {
   float* scales;
   std::int64_t rows;
   // of requantize_weights; else null and 0
-  const UpdateState* update;
-  const StepState* step;
-  std::uint64_t offset;
-  std::uint32_t object;
+  const UpdateState* update = nullptr;
+  const StepState* step = nullptr;
+  std::uint64_t offset = 0;
+  std::uint32_t object = 0;
 };
 
 // ---- scales ----
@@ -136,11 +137,11 @@ __global__ void __launch_bounds__(kThreads) quantize_kernel(const QuantizeArgume
 }
 
 struct DequantizeArguments {
-  Packing packing;
   const std::uint8_t* q;
   const float* scales;
   void* x;
-  std::int64_t count;  ///< bytes of q
+  std::int64_t count;   ///< bytes of q
+  FastDivide in_group;  ///< threads whose values share a scale
 };
 
 __device__ __forceinline__ void put(float* x, int integer, float scale) { *x = static_cast<float>(integer) * scale; }
@@ -149,7 +150,7 @@ __device__ __forceinline__ void put(bf16* x, int integer, float scale) {
 }
 __device__ __forceinline__ void put(std::int8_t* x, int integer, float) { *x = static_cast<std::int8_t>(integer); }
 
-/// `kWide` bytes of q a thread, which are of one row and aligned.
+/// `kWide` bytes of q a thread, which are of one group and aligned.
 template <int kBits, int kWide, class T>
 __global__ void __launch_bounds__(kThreads) dequantize_kernel(const DequantizeArguments args) {
   constexpr int kInByte = 8 / kBits, kValues = kWide * kInByte;
@@ -159,17 +160,16 @@ __global__ void __launch_bounds__(kThreads) dequantize_kernel(const DequantizeAr
   struct alignas(kValues * sizeof(T) < 16 ? kValues * sizeof(T) : 16) Values {
     T at[kValues];
   };
-  const Packing p = args.packing;
   const std::int64_t step = std::int64_t{gridDim.x} * kThreads;
   for (std::int64_t i = std::int64_t{blockIdx.x} * kThreads + threadIdx.x; i < args.count / kWide; i += step) {
     const Bytes bytes = reinterpret_cast<const Bytes*>(args.q)[i];
-    const std::int64_t row = i * kValues / p.columns, column = i * kValues - row * p.columns;
+    std::uint32_t rest;
+    const float scale = args.scales ? args.scales[args.in_group.divide(static_cast<std::uint32_t>(i), rest)] : 1.0f;
     Values values;
 #pragma unroll
     for (int k = 0; k < kValues; ++k) {
       const int up = 32 - kBits;
       const int integer = static_cast<int>(unsigned{bytes.at[k / kInByte]} >> (k % kInByte * kBits) << up) >> up;
-      const float scale = args.scales ? args.scales[row * p.groups + (column + k) / p.group] : 1.0f;
       put(&values.at[k], integer, scale);
     }
     reinterpret_cast<Values*>(args.x)[i] = values;
@@ -197,12 +197,13 @@ Launch prepare_dequantize(const OpInstance& op, CudaContext& context) {
                                                        : packing.bits == 4 ? dequantize_for<4>(dtype, wide)
                                                                            : dequantize_for<2>(dtype, wide);
   auto kernel = load_kernel(function, dim3(kThreads), context.multiprocessors);
+  const std::int64_t values = wide ? 8 : 8 / packing.bits;  // of a thread
+  const FastDivide in_group(static_cast<std::uint32_t>(packing.group / values));
   return [=](std::span<const View> in, std::span<const View> out, const Exec& exec) {
     const auto count = static_cast<std::int64_t>(in[0].bytes());
     const float* scales = dtype == DType::i8 ? nullptr : in[1].as<float>();
-    const std::int64_t values = wide ? 8 : 8 / packing.bits;
     kernel.launch(kernel.persistent(ceil_divide(count * (8 / packing.bits), values * kThreads)), stream_of(exec),
-                  {packing, in[0].as<std::uint8_t>(), scales, out[0].data, count});
+                  {in[0].as<std::uint8_t>(), scales, out[0].data, count, in_group});
   };
 }
 
@@ -244,10 +245,14 @@ Launch prepare_requantize(const OpInstance& op, CudaContext& context) {
 
 OpSupport query_weights(const OpInstance& op, const CudaTraits&) {
   // Quantized values and scales have types of their own.
-  const std::size_t element = op.kind == "quantize_weights" ? 0 : op.kind == "requantize_weights" ? 2 : op.inputs.size();
+  const std::size_t element = op.kind == "quantize_weights"     ? 0
+                              : op.kind == "requantize_weights" ? 2
+                                                                : op.inputs.size();
   OperandCheck check(op, op.inputs.size(), op.outputs.size(), element);
   operands::check_weight_format(check, op);
   for (const Operand& output : op.outputs) check.that(output.present, "needs all its outputs");
+  if (check.ok() && op.kind == "dequantize_weights")
+    check.that(op.outputs[0].count() < std::int64_t{1} << 31, "on cuda takes matrices of fewer than 2^31 elements");
   return check.support();
 }
 
