@@ -88,7 +88,7 @@ def outside(arms, bands):
 
 
 def best_rates(arms):
-    """Of each optimizer the learning rate of its arm with the lowest loss, and notes on those at an end of what was tried."""
+    """Of each optimizer the learning rate of its arm with the lowest loss, and notes on those at an end of the tried rates."""
     tried = {}
     for arm in arms:
         values = dict(part.strip().split("=", 1) for part in arm["name"].split(",") if "=" in part)

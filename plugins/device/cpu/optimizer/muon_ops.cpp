@@ -84,7 +84,7 @@ Launch prepare_over_norm(const OpInstance&) {
 }
 
 // update, step, moment2 (n, 1), stack (any, rows, c) -> moment2, factors (rows): of q the rows' squares,
-// v = beta v + (1 - beta) q / c, s = 1 / (root of v + 1e-10), and s times the root of the sum of q over that of q s^2
+// v = beta v + (1 - beta) q / c, s = 1 / (root of v + 1e-10), and s times the root of sum q over sum q s^2
 Launch prepare_row_factors(const OpInstance& op) {
   return [attributes = op.attributes](std::span<const View> in, std::span<const View> out, const Exec&) {
     need_in_place("row_factors", in[2], out[0]);
