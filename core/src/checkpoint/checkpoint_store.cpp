@@ -1,7 +1,6 @@
 #include "checkpoint/checkpoint_store.h"
 
 #include <fcntl.h>
-#include <sys/file.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -13,6 +12,7 @@
 #include <map>
 #include <utility>
 
+#include "base/files/descriptor.h"
 #include "base/shorten.h"
 #include "quern/error.h"
 
@@ -187,10 +187,10 @@ void RunLock::take() {
   try {
     folder_ = ::open(asked_.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     if (folder_ < 0) fail_resources(asked_, "cannot be opened", errno);
-    const bool free = ::flock(folder_, LOCK_EX | LOCK_NB) == 0 || errno != EWOULDBLOCK;
+    const bool taken = lock_alone(folder_) == EWOULDBLOCK;
     file_ = ::open(path.c_str(), O_RDWR | O_CREAT | O_NOFOLLOW | O_CLOEXEC, 0644);
     if (file_ < 0) fail_resources(path, "cannot be opened", errno);
-    if (!free || ::flock(file_, LOCK_EX | LOCK_NB) != 0) refuse(free ? errno : EWOULDBLOCK);
+    if (const int reason = taken ? EWOULDBLOCK : lock_alone(file_)) refuse(reason);
     const std::string holder = std::to_string(::getpid());  // for the message of others
     if (::ftruncate(file_, 0) != 0 || ::pwrite(file_, holder.data(), holder.size(), 0) < 0)
       fail_resources(path, "cannot be written", errno);

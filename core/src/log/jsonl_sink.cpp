@@ -1,7 +1,6 @@
 #include "log/jsonl_sink.h"
 
 #include <fcntl.h>
-#include <sys/file.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -78,7 +77,7 @@ void JsonlSink::open_file(bool goes_on) {
   if (file < 0) fail("the log cannot be opened", errno);
   try {
     check_own_file(file, path_, kLog, next_step());
-    if (::flock(file, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK)  // a file system may have no locks
+    if (lock_alone(file) == EWOULDBLOCK)  // a file system may have no locks
       throw Error(ErrorCode::resources, {.where = path_, .what = "another run writes this log", .next = next_step()});
     const off_t size = ::lseek(file, 0, SEEK_END), keep = goes_on ? finished_bytes(file, size) : 0;
     if (size < 0 || keep < 0) fail("the log cannot be read", errno);

@@ -2,12 +2,14 @@
 
 #include <fcntl.h>
 #include <poll.h>
+#include <sys/file.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <thread>
 
 #include "quern/error.h"
 
@@ -50,6 +52,16 @@ bool write_if_taken(int descriptor, std::string_view text, std::chrono::millisec
   pollfd ready{descriptor, POLLOUT, 0};
   if (::poll(&ready, 1, static_cast<int>(patience.count())) != 1 || (ready.revents & POLLOUT) == 0) return false;
   return ::write(descriptor, text.data(), text.size()) == static_cast<ssize_t>(text.size());
+}
+
+int lock_alone(int descriptor) {
+  constexpr int kAttempts = 1000;  // a second; who looks is soon gone
+  for (int attempt = 1; ::flock(descriptor, LOCK_EX | LOCK_NB) != 0; ++attempt) {
+    if (errno != EWOULDBLOCK || attempt == kAttempts || ::flock(descriptor, LOCK_SH | LOCK_NB) != 0) return errno;
+    ::flock(descriptor, LOCK_UN);
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+  return 0;
 }
 
 void check_own_file(int descriptor, const std::string& path, const FileKind& kind, const std::string& next) {

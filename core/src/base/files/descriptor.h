@@ -36,6 +36,10 @@ bool write_all(int descriptor, std::string_view text);
 /// handler.
 bool write_if_taken(int descriptor, std::string_view text, std::chrono::milliseconds patience);
 
+/// Locks an open file or folder for this process alone, as flock: 0, or errno; EWOULDBLOCK: another one has it. Who
+/// only looks whether it is locked, as quern-tools, shares the lock for an instant, which is waited for.
+int lock_alone(int descriptor);
+
 /// A kind of file that quern writes, and how it tells its own.
 struct FileKind {
   std::string_view name;   ///< "a log of quern"

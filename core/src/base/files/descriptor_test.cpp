@@ -1,11 +1,14 @@
 #include "base/files/descriptor.h"
 
 #include <fcntl.h>
+#include <sys/file.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <cerrno>
 #include <filesystem>
 #include <fstream>
+#include <thread>
 
 #include <doctest/doctest.h>
 
@@ -68,4 +71,20 @@ TEST_CASE("a text is written only where it is taken at once") {
   CHECK_FALSE(write_if_taken(ends[1], "text", kAtOnce));
   ::close(ends[0]);
   ::close(ends[1]);
+}
+
+TEST_CASE("a lock waits for who only looks, and for no other holder") {
+  const TestDirectory directory;
+  auto open = [&] { return OwnedDescriptor(::open(directory.path().c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC)); };
+  const OwnedDescriptor own = open(), other = open();
+  OwnedDescriptor looking = open();
+  REQUIRE(::flock(looking.get(), LOCK_SH | LOCK_NB) == 0);
+  std::thread looks([&] {
+    std::this_thread::sleep_for(std::chrono::milliseconds(30));
+    looking.reset();
+  });
+  CHECK(lock_alone(own.get()) == 0);
+  looks.join();
+  CHECK(lock_alone(other.get()) == EWOULDBLOCK);
+  CHECK(lock_alone(-1) == EBADF);
 }

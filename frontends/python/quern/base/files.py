@@ -27,7 +27,7 @@ def partial_of(path: Path) -> Path:
 
 def lock(descriptor: int) -> None:
     with contextlib.suppress(OSError):  # a file system without locks
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(descriptor, fcntl.LOCK_EX)  # waits for who only looks whether it is locked
 
 
 def is_locked(path: Path) -> bool:
