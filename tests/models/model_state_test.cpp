@@ -6,6 +6,8 @@
 
 #include <doctest/doctest.h>
 
+#include "base/files/test_directory.h"
+#include "checkpoint/saved_state.h"
 #include "plan/schedule/schedule.h"
 #include "quern/testkit/refusal.h"
 #include "training_fixture.h"
@@ -155,6 +157,34 @@ TEST_CASE("a state is in checkpoints, and no choice of recomputation changes it"
   CHECK(state.contains("embed.mean"));
   CHECK(state.contains("mean/1"));
   CHECK(conformance::first_difference(again->state(), state).empty());
+}
+
+TEST_CASE("a model's state is kept where the precision changes, and no run goes on without it") {
+  const auto trial = trial_of(tiny_options());
+  trial->train(0, 2);
+  const conformance::State saved = trial->state();
+  std::vector<NamedView> whole;
+  for (const PlannedTensor& tensor : training_state(trial->plan())) {
+    auto* const data = const_cast<std::byte*>(saved.at(state_name(tensor)).data());
+    whole.push_back({state_name(tensor), {data, tensor.dtype, tensor.whole_extents()}});
+  }
+  std::vector<NamedView> lacking = whole;
+  std::erase_if(lacking, [](const NamedView& tensor) { return tensor.name == "mean/1"; });
+  const TestDirectory directory;
+  auto written = [&](std::int64_t step, const std::vector<NamedView>& tensors) {
+    return read_checkpoint(write_checkpoint(directory.path(), {.step = step}, tensors));
+  };
+  const Checkpoint full = written(1, whole), partial = written(2, lacking);
+  const std::vector<std::string> changed{"precision.id = \"bf16\" (was \"fp32\")"};
+  for (const bool train : {true, false}) {
+    PlanOptions options = tiny_options();
+    options.train = train;
+    const auto other = trial_of(options);
+    CHECK(load_state(other->engine(), full, changed).empty());
+    CHECK(other->tensor("mean", "", 1) == trial->tensor("mean", "", 1));
+    check_refused(ErrorCode::input, {"its model's states differ: 'mean/1' found none"},
+                  [&] { load_state(other->engine(), partial, changed); });
+  }
 }
 
 TEST_CASE("ranks add up what a state advances by before it advances, and reproducible sums refuse it") {

@@ -13,13 +13,14 @@ namespace quern {
 
 namespace {
 
-enum Part { parameters, optimizer, precision, kParts };
-constexpr const char* kDiffer[kParts] = {"its parameters differ", "its optimizer state differs",
-                                         "its precision state differs"};
+enum Part { parameters, model_states, optimizer, precision, kParts };
+constexpr const char* kDiffer[kParts] = {"its parameters differ", "its model's states differ",
+                                         "its optimizer state differs", "its precision state differs"};
 
-Part part_of(const PlannedTensor& tensor) {
+Part part_of(const PlannedTensor& tensor, const Plan& plan) {
   if (tensor.owner == TensorOwner::optimizer) return optimizer;
-  return tensor.owner == TensorOwner::precision ? precision : parameters;
+  if (tensor.owner != TensorOwner::precision) return parameters;
+  return plan.model_states.contains(tensor.kind) ? model_states : precision;
 }
 
 // The optimizer has states of parameters, "moment1/qkv.weight/3"; the precision backend's belong to none.
@@ -51,9 +52,9 @@ std::array<Differences, kParts> compare(const Plan& plan, const TensorFiles& sto
     known[name] = &tensor;
     const StoredTensor* found = stored.find(name);
     if (!fits(found, tensor))
-      differences[part_of(tensor)].push_back(quote_name(name) + " found " +
-                                             (found ? form(found->type, found->extents) : "none") + ", expected " +
-                                             form(stored_type_of(tensor.dtype), tensor.whole_extents()));
+      differences[part_of(tensor, plan)].push_back(
+          quote_name(name) + " found " + (found ? form(found->type, found->extents) : "none") + ", expected " +
+          form(stored_type_of(tensor.dtype), tensor.whole_extents()));
   }
   for (const StoredTensor& tensor : stored.tensors())
     if (!known.contains(tensor.name))
@@ -128,7 +129,7 @@ std::vector<std::string> evaluated_states(const Plan& plan) {
 std::vector<std::string> load_state(Engine& engine, const Checkpoint& checkpoint,
                                     const std::vector<std::string>& changes, const std::function<void()>& written) {
   const auto differences = compare(engine.plan(), checkpoint.tensors);
-  for (Part part : {parameters, optimizer, precision})
+  for (Part part : {parameters, model_states, optimizer, precision})
     if (!differences[part].empty() && (part != precision || !precision_changed(changes)))
       refuse(checkpoint, part, differences[part], changes, engine.plan().options.train);
   engine.apply_update();

@@ -94,7 +94,7 @@ enum class TensorOwner : std::uint8_t {
   working,
   gradient,
   optimizer,
-  precision,  ///< states of programs: the precision backend's, and the model's
+  precision,  ///< states of programs: the precision backend's, and the model's (Plan::model_states)
   statistic,  ///< what states of the model advance by: sums over a step
   input,
   observation,
@@ -224,6 +224,7 @@ struct Plan {
   ModelTraits model;
   std::vector<Value>
       uploaded;  ///< what the host sends for each micro-batch, in this order; the step's state is the last
+  std::set<std::string, std::less<>> model_states;  ///< names of states that the model's programs declare
   OpSet ops;
   std::set<std::string> exclusive;  ///< op kinds whose kernels run on one stream at a time
   std::int64_t parameter_count = 0;

@@ -34,6 +34,7 @@ class Planner {
                               .shape = {std::int64_t{sizeof(StepState) / 4}},
                               .dtype = DType::u32,
                               .role = Role::runtime});
+    plan_.model_states = set_.states();
     plan_.ops = set_.ops();
     place_programs();
     make_parameters();

@@ -157,6 +157,8 @@ ProgramSet::ProgramSet(const PlanParts& parts, const PlanOptions& options)
   for (const Program& block : as_written.blocks) programs.push_back(&block);
   programs.push_back(&as_written.head);
   inputs_ = declared_inputs(programs);
+  for (const Program* program : programs)
+    for (const StateSpec& state : program->states) states_.insert(state.name);
   written_ = rotate(as_written, ops_);
 
   if (ops_.at(loss_of(written_.head).kind).training_kind.empty()) count_loss(written_.head, ops_);

@@ -49,6 +49,8 @@ class ProgramSet {
   const std::vector<ParameterSpec>& parameters() const { return parameters_; }
   /// What the model's programs take from each micro-batch.
   const std::vector<Value>& inputs() const { return inputs_; }
+  /// Names of the states that the model's programs declare.
+  const std::set<std::string, std::less<>>& states() const { return states_; }
   /// As the model wrote them.
   ModelPrograms written() const;
 
@@ -79,6 +81,7 @@ class ProgramSet {
   std::vector<FusionPattern> patterns_;
   std::vector<ParameterSpec> parameters_;
   std::vector<Value> inputs_;
+  std::set<std::string, std::less<>> states_;
   ModelPrograms written_;      ///< and rotated
   std::vector<Stage> stages_;  ///< of layers, lowered
   std::vector<int> stage_of_layer_;
