@@ -1,4 +1,5 @@
 // `quern eval FILE`: loss and perplexity of a run's weights over token files.
+#include <cmath>
 #include <iostream>
 #include <sstream>
 
@@ -50,7 +51,7 @@ Json json_of(const DataLoss& loss) {
                {"tokens", loss.tokens},
                {"seconds", loss.seconds},
                {"tokens_per_second", loss.tokens_per_second()}};
-  if (loss.correct > 0) json["accuracy"] = loss.correct / loss.targets;
+  if (!std::isnan(loss.correct)) json["accuracy"] = loss.correct / loss.targets;
   return json;
 }
 
@@ -76,7 +77,7 @@ int eval_command(const Arguments& arguments) {
   std::cout << fmt::format("{:>10}{:>13}{:>15}{:>12}\n", "loss", "perplexity", "targets", "tok/s");
   for (const DataLoss& loss : losses) std::cout << line_of(loss);
   if (losses.size() > 1) std::cout << line_of(total);
-  if (total.correct > 0)
+  if (!std::isnan(total.correct))
     std::cout << fmt::format("accuracy {}%\n", format_fixed(100 * total.correct / total.targets, 2));
   if (path.empty()) return 0;
   Json json = {{"weights", opened.path}, {"device", weights.device().name}, {"quern", QUERN_VERSION}};

@@ -92,7 +92,7 @@ struct TensorPlace {
 struct DataLoss {
   std::string name;         ///< of the file; "validation" of a split that does not consist of token files
   double loss_sum = 0;      ///< nats, over all targets that count
-  double correct = 0;       ///< of these, those predicted right; only losses of classes say so
+  double correct = 0;       ///< of these, those predicted right; NaN: the loss does not count these
   double targets = 0;       ///< that count
   std::int64_t tokens = 0;  ///< in whole windows
   double seconds = 0;

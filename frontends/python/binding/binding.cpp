@@ -127,6 +127,7 @@ json evaluate(Run& run, const json& arguments) {
                       {"loss", loss.loss()},
                       {"perplexity", loss.perplexity()},
                       {"targets", loss.targets},
+                      {"accuracy", loss.correct / loss.targets},
                       {"tokens", loss.tokens},
                       {"seconds", loss.seconds}});
   return losses;

@@ -14,6 +14,7 @@ from unittest import mock
 
 os.environ.setdefault("QUERN_PREFIX", os.environ["QUERN_BUILD_DIR"])
 
+import matplotlib.image  # noqa: E402
 import numpy as np  # noqa: E402
 from gguf import GGUFReader  # noqa: E402
 
@@ -207,6 +208,7 @@ class RunTest(FolderTestCase):
             self.assertGreater(run.learning_rate, 0)
             loss = run.evaluate()[0]
             self.assertEqual(loss.loss, run.position.validation_loss)
+            self.assertTrue(math.isnan(loss.accuracy))
             run.write(name, before * 0)
             self.assertNotEqual(run.evaluate()[0].loss, loss.loss)
             run.write(name, np.from_dlpack(before))
@@ -240,6 +242,28 @@ class RunTest(FolderTestCase):
         self.assertEqual([len(text.tokens) for text in texts], [4, 4])
         with self.assertRaisesRegex(ValueError, "closed"):
             run.step()
+
+    def test_models_with_classes_have_an_accuracy(self):
+        for name, level in (("dark", 0.1), ("light", 0.9)):
+            (self.folder / "images" / name).mkdir(parents=True)
+            for i in range(4):
+                matplotlib.image.imsave(self.folder / "images" / name / f"{i}.png", np.full((8, 8, 3), level + 0.02 * i))
+        images = str(self.folder / "images")
+        config = quern.Config.from_dict({
+            "model": {"id": "vit", "vit": {"img_size": 8, "patch_size": 4, "num_classes": 2, "embed_dim": 16, "depth": 1,
+                                           "num_heads": 2}},
+            "data": {"id": "images", "images": {"train": images, "validation": images, "size": 8, "patch": 4}},
+            "train": {"steps": 20, "micro_batch": 4, "sequence": 5},
+            "optimizer": {"learning_rate": 0.03},
+            "checkpoint": {"export": False},
+            "log": {"directory": str(self.folder / "classes"), "sinks": []},
+        })
+        with quern.Run(config) as run:
+            run.step()
+            self.assertIn(run.evaluate()[0].accuracy, [i / 8 for i in range(9)])
+            list(run)
+        with quern.Run(config) as run:
+            self.assertEqual(run.evaluate()[0].accuracy, 1)
 
     def test_texts_are_prompts_where_there_is_a_tokenizer(self):
         (self.folder / "text.txt").write_text("a quern grinds grain between two stones\n" * 400)

@@ -1,7 +1,9 @@
 #include "run/hooks/evaluation.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
+#include <limits>
 #include <string>
 #include <vector>
 
@@ -64,6 +66,7 @@ std::optional<DataLoss> sum_losses(Engine& engine, Ranks* ranks, DataSource& sou
   total.tokens = tokens;
   for (const BatchLoss& sum : sums)
     total.loss_sum += sum.loss_sum, total.targets += sum.targets, total.correct += sum.correct;
+  if (!counts_correct(engine.plan())) total.correct = std::numeric_limits<double>::quiet_NaN();
   total.seconds = now() - start;
   return total;
 }
@@ -98,7 +101,7 @@ void Evaluation::evaluate(const RunState& state) {
   if (sum->targets == 0) return state.log.warn("the validation split has no target that counts");
   last_loss_ = sum->loss();
   LogEvent event{"eval", {{"step", state.step}, {"tokens", state.tokens}, {"loss", last_loss_}}};
-  if (counts_correct(state.engine.plan())) event.fields.emplace_back("accuracy", sum->correct / sum->targets);
+  if (!std::isnan(sum->correct)) event.fields.emplace_back("accuracy", sum->correct / sum->targets);
   state.log.write(event);
 }
 

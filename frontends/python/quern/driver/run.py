@@ -49,6 +49,7 @@ class DataLoss:
     loss: float  #: nats a target
     perplexity: float
     targets: int  #: that count
+    accuracy: float  #: the share of these that is predicted right, of a model with classes; else NaN
     tokens: int  #: in whole windows
     seconds: float
 
@@ -166,7 +167,7 @@ class Run:
     def evaluate(self, files: Sequence[Path] = ()) -> list[DataLoss]:
         """The loss over each of these token files (or patterns); none: over the validation split."""
         losses = self._call("evaluate", files=[os.fspath(file) for file in files], weights=self.weights)
-        return [DataLoss(**loss | {"targets": int(loss["targets"])}) for loss in losses]
+        return [DataLoss(**loss | {"targets": int(loss["targets"]), "accuracy": number(loss["accuracy"])}) for loss in losses]
 
     def generate(
         self, prompts: Sequence[str | Sequence[int]], *, max_tokens: int = 64, temperature: float = 1.0, top_p: float = 1.0,
