@@ -51,7 +51,7 @@ mv "$tree/lib/$version" "$tree/lib/libquern.so.0"
 sed -i "s/$version/libquern.so.0/" "$tree"/lib/cmake/*/*-targets-*.cmake
 
 # Of the CPU device, which loads it by this name.
-blas=$(sed -n 's/^BLAS_LIBRARY[^=]*=//p; s/^BLAS_openblas_LIBRARY[^=]*=//p' "$build/CMakeCache.txt" | grep -m1 '\.so') || fail "found no BLAS in $build/CMakeCache.txt"
+blas=$(sed -En 's/^BLAS_(openblas_)?LIBRAR[^=]*=//p' "$build/CMakeCache.txt" | grep -m1 '\.so') || fail "found no BLAS in $build/CMakeCache.txt"
 blas=$(readlink -f "$blas")
 cp "$blas" "$tree/lib/$(readelf -d "$blas" | sed -n 's/.*SONAME.*\[\(.*\)\]/\1/p')"
 
