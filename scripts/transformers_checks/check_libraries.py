@@ -4,8 +4,8 @@
     QUERN_PREFIX=build/release scripts/transformers_checks/check_libraries.py [--device cpu]
 
 A small Llama trains for four steps with quern.WandbLog in wandb's offline mode. What must hold: torch.from_dlpack of Run.view
-has the values of Run.read for every tensor, without a copy; and the file that `wandb sync` would send has the losses of
-all steps and evaluations, the config and the summary. Needs torch, wandb and numpy.
+has the values of Run.read for every tensor, without a copy, and of the export that safetensors reads; and the file that `wandb sync` would send has the losses of
+all steps and evaluations, the config and the summary. Needs torch, safetensors, numpy and, but for --only-tensors, wandb.
 """
 
 import json
@@ -54,6 +54,19 @@ def check_tensors(run):
     return len(views)
 
 
+def check_export(run, folder):
+    """What safetensors reads of the export are the masters that torch views."""
+    import torch
+    from safetensors.torch import load_file
+
+    run.export(folder)
+    exported = load_file(folder / "model.safetensors")
+    for name, export in (("embedding.weight", "embed_tokens.weight"), ("final_norm.weight", "norm.weight"),
+                         ("down.weight/1", "layers.1.mlp.down_proj.weight")):
+        view = torch.from_dlpack(run.view(f"master/{name}")).cpu()
+        assert torch.equal(exported[f"model.{export}"].to(view.dtype), view), f"{export}: the export has other values than {name}"
+
+
 def log_records(data):
     """The records of a LevelDB log, which an offline run's file is behind its first 7 bytes: blocks of 32 KiB of chunks with a
     checksum (4 bytes), a length (2) and a kind: whole, first, middle or last."""
@@ -91,6 +104,7 @@ def wandb_records(folder):
 def main(arguments=None):
     parser = parser_for(None, __doc__)
     parser.add_argument("--device", default="cpu")
+    parser.add_argument("--only-tensors", action="store_true", help="leave out wandb")
     options = parser.parse_args(arguments)
     import numpy as np
 
@@ -98,12 +112,16 @@ def main(arguments=None):
     rows = [draw.integers(0, 64, 17) for _ in range(8)]
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        log = WandbLog(project="quern", mode="offline", dir=name)
-        with Run(config(options.device, folder), data=rows, validation=rows[:2], on_event=log) as run:
-            steps = list(run)
         with Run(config(options.device, folder) | {"log": {"directory": str(folder / "other")}}, data=rows) as run:
             run.step()
             tensors = check_tensors(run)
+            check_export(run, folder / "export")
+        print(f"torch reads {tensors} tensors in place, with the values of the export")
+        if options.only_tensors:
+            return 0
+        log = WandbLog(project="quern", mode="offline", dir=name)
+        with Run(config(options.device, folder), data=rows, validation=rows[:2], on_event=log) as run:
+            steps = list(run)
         history, settings, summary = wandb_records(folder)
     for step in steps:
         kept = history[step.step]
@@ -111,7 +129,7 @@ def main(arguments=None):
         if step.step % 2 == 0:
             assert kept["eval/loss"] == step.validation_loss, f"step {step.step}: wandb has {kept.get('eval/loss')}"
     assert settings["train"]["steps"] == STEPS and summary["end/val_loss"] == steps[-1].validation_loss, summary
-    print(f"torch reads {tensors} tensors in place; wandb keeps {len(steps)} steps, config and summary")
+    print(f"wandb keeps {len(steps)} steps, config and summary")
     return 0
 
 
