@@ -29,22 +29,8 @@ class Stacker {
   Program run() {
     if (chains_.empty()) return std::move(from_);
     for (std::size_t i = 0; i < from_.ops.size(); ++i) emit(i);
-    Program to;
-    to.name = from_.name;
-    std::vector<ValueId> ids(from_.values.size(), kNoValue);
-    for (Op& op : ops_)
-      for (auto* list : {&op.inputs, &op.outputs})
-        for (ValueId& id : *list) {
-          if (id == kNoValue) continue;
-          ValueId& known = ids[static_cast<std::size_t>(id)];
-          if (known == kNoValue) {
-            known = static_cast<ValueId>(to.values.size());
-            to.values.push_back(std::move(from_[id]));
-          }
-          id = known;
-        }
-    to.ops = std::move(ops_);
-    return to;
+    from_.ops = std::move(ops_);
+    return std::move(from_);
   }
 
  private:
