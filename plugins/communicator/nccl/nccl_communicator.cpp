@@ -150,8 +150,8 @@ void NcclCommunicator::connect(const Rendezvous& rendezvous, Device& device) {
   exchange_ = rendezvous.exchange;
   if (size_ == 1) return;
   reduction_ = std::make_unique<RankReduction>(kWhere, device, rank_, size_);
-  staging_ = static_cast<char*>(
-      device.allocate(MemoryKind::device, traits_.own_bytes + static_cast<std::size_t>(size_) * traits_.peer_bytes));
+  staging_ =
+      static_cast<char*>(device.allocate(MemoryKind::device, (static_cast<std::size_t>(size_) + 1) * kPieceBytes));
   set_environment(options_);
   if (constexpr std::string_view kFile = "file:"; rendezvous.address.starts_with(kFile))
     page_ = std::make_unique<FaultPage>(rendezvous.address.substr(kFile.size()) + ".faults", rank_, size_);
