@@ -27,9 +27,8 @@ Cases of llama and qwen2 were made with Python 3.11.2, torch 1.13.1, transformer
     python3.11 -m pip install --target site transformers==4.46.3 safetensors==0.8.0 numpy==1.24.2
     PYTHONPATH=site /usr/bin/python3 tests/goldens/make_goldens.py [case ...]
 
-Other families need a newer transformers (4.51.3 made the cases that are here); cases of models that it lacks are named
-and left out. With --missing only
-cases whose folder is absent are made. The files are the same, byte for byte, from run to run with the same versions on
+Other families need a newer transformers (4.51.3 made the cases that are here, and 5.24.0 phi3_longrope_*);
+cases of models that it lacks are named and left out. With --missing only cases whose folder is absent are made. The files are the same, byte for byte, from run to run with the same versions on
 one machine.
 """
 
@@ -52,6 +51,15 @@ IGNORED = -1
 
 def family(model_type, **fields):
     return AutoConfig.for_model(model_type, vocab_size=VOCAB, **fields)
+
+
+def longrope(**fields):
+    """Phi-3 whose short factors hold for 12 tokens."""
+    return family(
+        "phi3", hidden_size=48, num_hidden_layers=2, num_attention_heads=3, num_key_value_heads=1, intermediate_size=40,
+        max_position_embeddings=64, original_max_position_embeddings=12, sliding_window=None, partial_rotary_factor=0.75,
+        rope_scaling={"type": "longrope", "short_factor": [1.0, 1.05, 1.1, 1.2, 1.3, 1.5],
+                      "long_factor": [1.0, 1.5, 2.5, 4.0, 6.5, 9.0]} | fields, tie_word_embeddings=True, **IDS)
 
 
 def qwen2(**fields):
@@ -147,6 +155,8 @@ CASES = {
         intermediate_size=40, max_position_embeddings=64, original_max_position_embeddings=64,
         sliding_window=None, partial_rotary_factor=0.75, resid_pdrop=0.0, tie_word_embeddings=True,
         **IDS)),
+    "phi3_longrope_short": (243, 11, longrope),
+    "phi3_longrope_long": (244, 19, lambda: longrope(attention_factor=1.25)),
     "glm4_bias": (251, 17, lambda: family(
         "glm4", hidden_size=48, num_hidden_layers=2, num_attention_heads=3, num_key_value_heads=1,
         head_dim=16, intermediate_size=40, max_position_embeddings=64, partial_rotary_factor=0.5,

@@ -19,12 +19,15 @@ inline decoder::Family family() {
   return {.model_type = "phi3",
           .architecture = "Phi3ForCausalLM",
           .summary = "Phi-3, Phi-4",
-          .fields = {"partial_rotary_factor", "sliding_window"},
+          .fields = {"partial_rotary_factor", "sliding_window", "original_max_position_embeddings",
+                     "rope_scaling.short_factor", "rope_scaling.long_factor"},
           .defaults = {{"max_position_embeddings", std::int64_t{4096}}, {"rms_norm_eps", 1e-5}},
           .neutral = {{.key = "attention_bias", .accepted = {false}, .because = "Phi-3 has no biases"},
                       {.key = "resid_pdrop", .accepted = {0.0}, .because = no_dropout},
                       {.key = "embd_pdrop", .accepted = {0.0}, .because = no_dropout},
-                      {.key = "original_max_position_embeddings"}},  // of longrope, which is refused
+                      {.key = "interpolate_factor", .accepted = {1.0}, .because = "quern interpolates no positions"},
+                      {.key = "full_attn_mod", .accepted = {1.0}, .because = "all layers attend alike"},
+                      {.key = "auto_map"}},  // code that transformers has under the model's type
           .describe = describe};
 }
 

@@ -40,7 +40,8 @@ Decoder::Decoder(Description description) : d_(std::move(description)) {
     if (!form.rope) continue;
     const auto pairs = static_cast<std::int64_t>(form.rope->inverse.size());
     head_order_ = order_of_head(d_.heads.head_dim, 2 * pairs, d_.rope_pairs);
-    form.rope->inverse.resize(static_cast<std::size_t>(d_.heads.head_dim / 2), 0.0);
+    for (std::vector<double>* inverse : {&form.rope->inverse, &form.long_inverse})
+      if (!inverse->empty()) inverse->resize(static_cast<std::size_t>(d_.heads.head_dim / 2), 0.0);
   }
 }
 
@@ -137,6 +138,18 @@ void Decoder::embed(ProgramBuilder& b) const {
   b.output(x);
 }
 
+ValueId Decoder::rotated(ProgramBuilder& b, ValueId qkv, const LayerForm& form) const {
+  if (form.long_inverse.empty()) return b.rope(qkv, d_.heads, *form.rope, "rotated");
+  const Attributes attributes{{"heads", d_.heads.heads},
+                              {"kv_heads", d_.heads.kv_heads},
+                              {"head_dim", d_.heads.head_dim},
+                              {"inverse_frequencies", form.rope->inverse},
+                              {"long_inverse_frequencies", form.long_inverse},
+                              {"long_beyond", form.long_beyond},
+                              {"magnitude", form.rope->magnitude}};
+  return b.op("rope", {qkv, b.positions()}, "rotated", attributes)[0];
+}
+
 void Decoder::block(ProgramBuilder& b, std::int64_t layer) const {
   const Names& n = d_.names;
   const LayerForm& form = d_.forms[static_cast<std::size_t>(d_.form(layer))];
@@ -145,7 +158,7 @@ void Decoder::block(ProgramBuilder& b, std::int64_t layer) const {
   ValueId normed = norm(b, x, n.attn_norm, "attn_norm");
   ValueId qkv = b.linear(normed, "qkv.weight", "qkv", bias(d_.biases.qkv, "qkv.bias"));
   if (d_.qk_norm != QkNorm::none) qkv = b.head_norm(qkv, d_.heads, "q_norm.weight", "k_norm.weight", d_.eps, "qk_norm");
-  if (form.rope) qkv = b.rope(qkv, d_.heads, *form.rope, "rotated");
+  if (form.rope) qkv = rotated(b, qkv, form);
   ValueId attended = b.attention(
       qkv, d_.heads, {.window = form.window, .cap = d_.attention_cap, .scale = d_.attention_scale}, "attention");
   ValueId o = b.linear(attended, "o.weight", "o", bias(d_.biases.o, "o.bias"));

@@ -21,6 +21,7 @@ class Decoder : public Model {
  private:
   /// `x` itself where the description has no such norm.
   ValueId norm(ProgramBuilder& b, ValueId x, const std::string& hf_name, const std::string& name) const;
+  ValueId rotated(ProgramBuilder& b, ValueId qkv, const LayerForm& form) const;
   ValueId activation(ProgramBuilder& b, ValueId x) const;
 
   Description d_;

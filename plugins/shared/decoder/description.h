@@ -24,6 +24,8 @@ enum class RopePairs : std::uint8_t { halves, adjacent };
 /// What layers may differ in.
 struct LayerForm {
   std::optional<RopeFrequencies> rope = {};  ///< of the first 2 * inverse.size() elements of a head; none: no rope
+  std::vector<double> long_inverse = {};     ///< in place of rope's in runs of longer sequences than long_beyond
+  std::int64_t long_beyond = 0;              ///< tokens; without long_inverse unused
   std::int64_t window = 0;                   ///< keys that a query sees; 0: all
 };
 

@@ -44,6 +44,7 @@ std::vector<OptionSpec> options_of(const Family& family) {
   std::vector<OptionSpec> options;
   const std::size_t general = general_fields().specs().size();
   const std::vector<OptionSpec> all = all_fields().specs();
+  auto has = [&](const char* key) { return std::ranges::find(family.fields, key) != family.fields.end(); };
   for (std::size_t i = 0; i < all.size(); ++i) {
     OptionSpec spec = all[i];
     auto is_here = [&](const std::string& name) { return spec.key == name || spec.key.starts_with(name + "."); };
@@ -51,6 +52,7 @@ std::vector<OptionSpec> options_of(const Family& family) {
     const bool listed = std::any_of(list.begin(), list.end(), is_here);
     if (listed == (i < general)) continue;
     if (spec.key == "hidden_act") spec.choices = family.hidden_act, spec.default_value = family.hidden_act.front();
+    if (spec.key == "rope_scaling.rope_type" && !has("rope_scaling.long_factor")) std::erase(spec.choices, kLongRope);
     if (auto own = family.defaults.find(spec.key); own != family.defaults.end()) spec.default_value = own->second;
     spec.key = name_in(family, spec.key);
     options.push_back(std::move(spec));

@@ -23,15 +23,17 @@ const std::vector<RopeField>& rope_fields() {
       {"high_freq_factor", &Fields::high_freq_factor, {"llama3"}},
       {"beta_fast", &Fields::beta_fast, {"yarn"}},
       {"beta_slow", &Fields::beta_slow, {"yarn"}},
-      {"attention_factor", &Fields::attention_factor, {"yarn"}},
+      {"attention_factor", &Fields::attention_factor, {"yarn", "longrope"}},
   };
   return list;
 }
 
+bool is_long(const std::string& type) { return type == kLongRope; }
+
 bool uses(const RopeField& field, const std::string& type) {
   return std::find(field.types.begin(), field.types.end(), type) != field.types.end();
 }
-bool has_original_length(const std::string& type) { return type == "llama3" || type == "yarn"; }
+bool has_original_length(const std::string& type) { return type == "llama3" || type == "yarn" || is_long(type); }
 
 }  // namespace
 
@@ -44,7 +46,7 @@ HeadLayout Fields::heads() const {
 RopeConfig Fields::rope() const {
   std::int64_t original = original_max_position_embeddings;
   if (original == 0 && rope_type == "yarn") original = max_position_embeddings;
-  return {.type = rope_type,
+  return {.type = is_long(rope_type) ? "default" : rope_type,
           .theta = rope_theta,
           .factor = factor,
           .low_freq_factor = low_freq_factor,
@@ -53,6 +55,12 @@ RopeConfig Fields::rope() const {
           .beta_fast = beta_fast,
           .beta_slow = beta_slow,
           .attention_factor = attention_factor};
+}
+
+std::int64_t Fields::original_length() const {
+  for (const std::int64_t given : {original_max_position_embeddings, original_positions})
+    if (given != 0) return given;
+  return max_position_embeddings;
 }
 
 std::int64_t Fields::rotated() const {
@@ -84,6 +92,32 @@ void check_layers(const Fields& fields, std::vector<std::string>& problems) {
     problems.push_back(std::string("layer_types: found ") + kSlidingAttention + ", but no sliding_window");
 }
 
+/// longrope's: a factor for each pair, and the length up to which the short ones hold.
+void check_longrope(const Fields& f, std::vector<std::string>& problems) {
+  const auto pairs = static_cast<std::size_t>(is_long(f.rope_type) ? f.rotated() / 2 : 0);
+  for (const auto& [name, list] :
+       {std::pair("short_factor", &f.short_factor), std::pair("long_factor", &f.long_factor)})
+    if (list->size() != pairs || std::any_of(list->begin(), list->end(), [](double factor) { return !(factor > 0); }))
+      problems.push_back(std::string("rope_scaling.") + name + ": found " + std::to_string(list->size()) +
+                         " numbers, expected " + std::to_string(pairs) + " above 0" +
+                         (pairs == 0 ? ", since rope_type is " + f.rope_type : ", one for each pair that rotates"));
+  if (!is_long(f.rope_type)) {
+    if (f.original_positions != 0 && f.original_positions < f.max_position_embeddings)
+      problems.push_back("original_max_position_embeddings: found " + std::to_string(f.original_positions) +
+                         ", expected at least max_position_embeddings, which is " +
+                         std::to_string(f.max_position_embeddings) + ", or rope_type longrope");
+    return;
+  }
+  if (f.original_max_position_embeddings != 0 && f.original_positions != 0 &&
+      f.original_max_position_embeddings != f.original_positions)
+    problems.push_back("rope_scaling.original_max_position_embeddings: found " +
+                       std::to_string(f.original_max_position_embeddings) +
+                       ", but original_max_position_embeddings is " + std::to_string(f.original_positions));
+  if (f.original_length() < 2)
+    problems.push_back("original_max_position_embeddings: found " + std::to_string(f.original_length()) +
+                       ", expected at least 2 (longrope needs it)");
+}
+
 }  // namespace
 
 void check_fields(const Fields& fields, const std::string& model) {
@@ -108,6 +142,7 @@ void check_fields(const Fields& fields, const std::string& model) {
   check_layers(fields, problems);
   constexpr std::int64_t kAnyHead = 2;  // the head size is judged above
   for (const std::string& problem : rope_problems(fields.rope(), kAnyHead)) problems.push_back(problem);
+  check_longrope(fields, problems);
   const Fields defaults;
   const std::string unused = ": given, but rope_type " + fields.rope_type + " does not use it";
   for (const RopeField& field : rope_fields())
@@ -151,7 +186,7 @@ OptionTable<Fields> general_fields() {
   t.add("hidden_act", &Fields::hidden_act, "activation of the gate").one_of({"silu"});
   t.add("rope_theta", &Fields::rope_theta, "base of the rotary wavelengths").above(1);
   t.add("rope_scaling.rope_type", &Fields::rope_type, "how rotary frequencies are scaled")
-      .one_of({"default", "linear", "llama3", "yarn"});
+      .one_of({"default", "linear", "llama3", "yarn", kLongRope});
   t.add("rope_scaling.factor", &Fields::factor, "linear, llama3, yarn: by how much the context grows; 0: not given")
       .at_least(0);
   t.add("rope_scaling.low_freq_factor", &Fields::low_freq_factor, "llama3: turns below which a frequency is divided")
@@ -177,6 +212,13 @@ OptionTable<Fields> all_fields() {
       .at_least(0)
       .at_most(1 << 22);
   t.add("partial_rotary_factor", &Fields::partial_rotary_factor, "part of a head that rotates").above(0).at_most(1);
+  t.add("original_max_position_embeddings", &Fields::original_positions,
+        "longrope: longest sequence that has the short factors, in tokens; 0: max_position_embeddings")
+      .at_least(0)
+      .at_most(1 << 30);
+  t.add("rope_scaling.short_factor", &Fields::short_factor,
+        "longrope: wavelengths of each pair are multiplied by these");
+  t.add("rope_scaling.long_factor", &Fields::long_factor, "longrope: the same of runs of longer sequences");
   t.add("use_sliding_window", &Fields::use_sliding_window, "layers from max_window_layers on look at a window");
   t.add("sliding_window", &Fields::sliding_window, "tokens that a window has, the query's own included; 0: no windows")
       .at_least(0)
@@ -208,12 +250,18 @@ OptionValues written_fields(const OptionValues& values, const Fields& fields) {
   }
   if (values.find("num_key_value_heads")) written.set("num_key_value_heads", heads.kv_heads);
   if (values.find("head_dim")) written.set("head_dim", heads.head_dim);
+  if (values.find("original_max_position_embeddings"))
+    written.set("original_max_position_embeddings", fields.original_length());
   if (fields.rope_type == "default") return written;
   written.set("rope_scaling.rope_type", fields.rope_type);
   for (const RopeField& field : rope_fields()) {
     const bool left_to_formula = field.member == &Fields::attention_factor && fields.attention_factor == 0;
     if (uses(field, fields.rope_type) && !left_to_formula)
       written.set(std::string("rope_scaling.") + field.name, fields.*field.member);
+  }
+  if (is_long(fields.rope_type)) {
+    written.set("rope_scaling.short_factor", fields.short_factor);
+    written.set("rope_scaling.long_factor", fields.long_factor);
   }
   if (fields.original_max_position_embeddings != 0)
     written.set("rope_scaling.original_max_position_embeddings", fields.original_max_position_embeddings);
@@ -227,13 +275,37 @@ void set_forms(Description& d, const Fields& f, const LayerForm& full, const Lay
     d.form_of_layer.push_back(f.sliding_window > 0 && f.has_window(layer, otherwise(layer)) ? 1 : 0);
 }
 
+namespace {
+
+/// Rope of all layers. longrope is Ding et al., "LongRoPE" (2024), as transformers has it: pairs have factors of their
+/// own, and cosines and sines grow with the logarithm of the length.
+LayerForm rotating(const Fields& f) {
+  LayerForm form{.rope = rope_frequencies(f.rope(), f.rotated())};
+  if (!is_long(f.rope_type)) return form;
+  form.long_inverse = form.rope->inverse;
+  for (std::size_t i = 0; i < form.long_inverse.size(); ++i) {
+    form.rope->inverse[i] /= f.short_factor[i];
+    form.long_inverse[i] /= f.long_factor[i];
+  }
+  form.long_beyond = f.original_length();
+  const auto original = static_cast<double>(form.long_beyond);
+  const double longer = static_cast<double>(f.max_position_embeddings) / original;
+  if (f.attention_factor > 0)
+    form.rope->magnitude = f.attention_factor;
+  else if (longer > 1)
+    form.rope->magnitude = std::sqrt(1 + std::log(longer) / std::log(original));
+  return form;
+}
+
+}  // namespace
+
 Description llama_shape(const Fields& f) {
   Description d;
   d.vocabulary = f.vocab_size, d.width = f.hidden_size, d.ffn = f.intermediate_size, d.layers = f.num_hidden_layers;
   d.max_positions = f.max_position_embeddings;
   d.heads = f.heads();
   d.eps = f.rms_norm_eps;
-  d.forms = {{.rope = rope_frequencies(f.rope(), f.rotated())}};
+  d.forms = {rotating(f)};
   d.attention_scale = 1 / std::sqrt(static_cast<double>(d.heads.head_dim));
   d.tied = f.tie_word_embeddings;
   d.init_deviation = f.initializer_range;

@@ -36,11 +36,13 @@ struct Fields {
   double beta_fast = 32.0;
   double beta_slow = 1.0;
   double attention_factor = 0;
+  std::vector<double> short_factor = {}, long_factor = {};
   // of some families
   bool attention_bias = false;
   bool mlp_bias = false;
   std::int64_t n_inner = 0;
   double partial_rotary_factor = 1;
+  std::int64_t original_positions = 0;  // original_max_position_embeddings, beside the table
   bool use_sliding_window = false;
   std::int64_t sliding_window = 0;
   std::int64_t max_window_layers = 0;
@@ -56,12 +58,15 @@ struct Fields {
   HeadLayout heads() const;
   /// yarn without an original length takes max_position_embeddings for it, as transformers does.
   RopeConfig rope() const;
+  /// Of longrope: tokens up to which the short factors hold.
+  std::int64_t original_length() const;
   /// Elements of a head that rotate: partial_rotary_factor of it.
   std::int64_t rotated() const;
   /// Whether a layer looks at a window: what layer_types says, or else `otherwise`.
   bool has_window(std::int64_t layer, bool otherwise) const;
 };
 
+inline constexpr const char* kLongRope = "longrope";  // of families with long_factor alone
 inline constexpr const char* kFullAttention = "full_attention";
 inline constexpr const char* kSlidingAttention = "sliding_attention";
 

@@ -98,6 +98,26 @@ TEST_CASE("rope_grad is the slope of rope, and undoes it") {
   CHECK(compare(back.view(), doubles(x.view())) == "");
 }
 
+TEST_CASE("longer sequences have the long frequencies, and pairs of frequency 0 are left as they are") {
+  const Layout layout{2, 1, 6, 9};
+  Attributes attributes = attributes_of(layout, 1.25), expected = attributes;
+  attributes.set("long_inverse_frequencies", std::vector<double>{0.5, 0.25, 0.125});
+  PoisonedTensor x = normal(DType::f32, {layout.tokens, layout.packed()}, 1), y(DType::f32, {9, layout.packed()}),
+                 positions = positions_of(layout.tokens);
+  auto check = [&] {
+    OpRun("rope", attributes, {1, kSequence}).in(x.view()).in(positions.view()).out(y.view()).run();
+    CHECK(compare(y.view(), reference(layout, expected, positions, doubles(x.view()))) == "");
+  };
+  attributes.set("long_beyond", kSequence);
+  check();
+  attributes.set("long_beyond", kSequence - 1);
+  expected.set("inverse_frequencies", attributes.list("long_inverse_frequencies"));
+  check();
+  attributes.set("long_inverse_frequencies", std::vector<double>{0.0, 0.0, 0.0});
+  OpRun("rope", attributes, {1, kSequence}).in(x.view()).in(positions.view()).out(y.view()).run();
+  CHECK(difference(y.view(), x.view()) == "");
+}
+
 TEST_CASE("a position outside the sequence is an input error that names the token") {
   const Layout layout = kLayouts[1];
   PoisonedTensor x = normal(DType::f32, {layout.tokens, layout.packed()}, 1);
