@@ -4,6 +4,7 @@
 #
 #   scripts/wheel.sh [OUT]                            builds the preset `portable`; the wheel goes to OUT, default dist
 #   scripts/wheel.sh --build BUILD [--no-cuda] [OUT]  takes what BUILD has; --no-cuda leaves out plugins that need CUDA
+#   --quick                                           compresses little, for a test
 #
 # scripts/setup.sh python installs what it needs beside the build's packages.
 set -euo pipefail
@@ -14,12 +15,13 @@ fail() {
   exit 1
 }
 
-build= cuda=yes out=
+build= cuda=yes out= level=()
 while [[ $# -gt 0 ]]; do
   case $1 in
     --build) build=${2:?--build takes a folder} && shift ;;
     --no-cuda) cuda=no ;;
-    -*) fail "unknown option $1; expected --build or --no-cuda" ;;
+    --quick) level=(--zip-compression-level 1) ;;
+    -*) fail "unknown option $1; expected --build, --no-cuda or --quick" ;;
     *) out=$1 ;;
   esac
   shift
@@ -73,9 +75,9 @@ if [[ $cuda == yes && ! -f $tree/lib/quern/plugins/device/libquern_cuda.so ]]; t
   fail "$build has no cuda device; configure it with CUDA and cuDNN, or give --no-cuda"
 fi
 
-QUERN_TREE=$tree "$tools/python" -m pip wheel --quiet --disable-pip-version-check --no-deps --no-build-isolation --no-index \
-  --wheel-dir "$work/plain" "$source/frontends/python"
+(cd "$source/frontends/python" && QUERN_TREE=$tree "$tools/python" -m hatchling build -t wheel -d "$work/plain") \
+  >"$work/wheel.log" 2>&1 || fail "$(<"$work/wheel.log")"
 # Copies the other libraries into quern.libs, and names the oldest C library that all of this runs with.
-auditwheel repair --wheel-dir "$out" "$work"/plain/*.whl --exclude 'libcu*' --exclude 'libnv*' --exclude 'libnccl*' \
+auditwheel repair "${level[@]}" --wheel-dir "$out" "$work"/plain/*.whl --exclude 'libcu*' --exclude 'libnv*' --exclude 'libnccl*' \
   --exclude 'libmpi*' --exclude 'libopen-*' >"$work/repair.log" 2>&1 || fail "$(<"$work/repair.log")"
 ls -sh1 "$out"/quern-*.whl

@@ -11,16 +11,14 @@ micro-batch does not fit it is halved, and accumulation doubled. Tokens are rand
 import gc
 import json
 import os
-import statistics
 import sys
-import time
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "frontends" / "python"))
+import torch_steps
 from quern.base.arguments import parser_for
 from quern.base.end_of_main import script
 from quern.base.fault import RESOURCES, Fault
-from quern.base.figures import three_digits
 from quern.runs.run_config import RunConfig
 
 os.environ.setdefault("PYTORCH_ALLOC_CONF", "expandable_segments:True")
@@ -40,26 +38,16 @@ def train(run, micro_batch, accumulation, options, torch):
     """Seconds of each timed step, and the last loss."""
     model = make_model(run, torch)
     vocabulary, sequence = model.config.vocab_size, run["train.sequence"]
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5, betas=(0.9, 0.95), weight_decay=0.1, fused=True)
     compiled = torch.compile(model, mode=options.mode, dynamic=False)
     generator = torch.Generator("cuda").manual_seed(1)
     shape = (4, micro_batch, sequence)
     tokens = torch.randint(vocabulary, shape, device="cuda", generator=generator)
-    seconds = []
-    for step in range(options.warmup + options.steps):
-        torch.cuda.synchronize()
-        begin = time.perf_counter()
-        for number in range(accumulation):
-            rows = tokens[number % len(tokens)]
-            loss = compiled(input_ids=rows, labels=rows, use_cache=False).loss / accumulation
-            loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
-        torch.cuda.synchronize()
-        if step >= options.warmup:
-            seconds.append(time.perf_counter() - begin)
-    return seconds, loss.item() * accumulation
+
+    def micro_loss(number):
+        rows = tokens[number % len(tokens)]
+        return compiled(input_ids=rows, labels=rows, use_cache=False).loss / accumulation
+
+    return torch_steps.timed_steps(torch, model, micro_loss, accumulation, 0.1, options)
 
 
 def largest_that_fits(run, options, torch):
@@ -84,43 +72,25 @@ def largest_that_fits(run, options, torch):
 @script
 def main(arguments):
     parser = parser_for(None, __doc__)
-    parser.add_argument("config", help="a quern config: [model] and [train] are read")
-    parser.add_argument("--set", action="append", default=[], metavar="a.b=v", help="override a key of it")
+    torch_steps.add_arguments(parser, "[model]", warmup=2, steps=5)
     parser.add_argument("--micro-batch", type=int, help="first size to try (default: the config's)")
-    parser.add_argument("--warmup", type=int, default=2, help="steps before timing (default 2)")
-    parser.add_argument("--steps", type=int, default=5, help="timed steps (default 5)")
-    parser.add_argument("--mode", default="default", help="of torch.compile (default: default)")
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
     options = parser.parse_args(arguments)
 
     import torch
     import transformers
 
-    if not torch.cuda.is_available():
-        raise Fault("torch", "no GPU", code=RESOURCES)
+    torch_steps.need_gpu(torch)
     run = RunConfig(options.config, options.set)
     micro_batch, accumulation, seconds, loss = largest_that_fits(run, options, torch)
-    tokens = micro_batch * accumulation * run["train.sequence"]
-    result = {
-        "tokens_per_second": tokens / statistics.median(seconds),
-        "slowest": tokens / max(seconds),
-        "fastest": tokens / min(seconds),
-        "micro_batch": micro_batch,
-        "accumulation": accumulation,
-        "sequence": run["train.sequence"],
-        "peak_bytes": torch.cuda.max_memory_allocated(),
-        "loss": loss,
-        "device": torch.cuda.get_device_name(),
-        "torch": torch.__version__,
-        "transformers": transformers.__version__,
-    }
+    sequence = run["train.sequence"]
+    result = torch_steps.result(
+        torch, "tokens", micro_batch * accumulation * sequence, seconds, micro_batch=micro_batch, accumulation=accumulation,
+        sequence=sequence, loss=loss, transformers=transformers.__version__)
     if options.json:
         print(json.dumps(result))
     else:
-        print(f"{three_digits(result['tokens_per_second'])} tok/s (from {three_digits(result['slowest'])} to "
-              f"{three_digits(result['fastest'])}), {micro_batch} x {accumulation} x {run['train.sequence']}, peak "
-              f"{result['peak_bytes'] / 2**30:.1f} GiB, torch {torch.__version__}, transformers "
-              f"{transformers.__version__}, {result['device']}")
+        print(torch_steps.line(result, "tokens", "tok", f"{micro_batch} x {accumulation} x {sequence}, transformers "
+                               f"{transformers.__version__}"))
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 The library here is a stand-in with the one function that is called, so no network is needed.
 """
 
+import dataclasses
 import json
 import os
 import shutil
@@ -14,7 +15,7 @@ from folder_test_case import FolderTestCase
 from quern.base.fault import Fault
 from quern.tokens.documents import document_from_string
 from quern.tokens.encoding import train_bpe
-from quern.tokens.named_datasets import conversations, first_characters
+from quern.tokens.named_datasets import NAMED, conversations, first_characters
 
 LIBRARY = '''
 import json, os
@@ -140,6 +141,11 @@ class DatasetTest(FolderTestCase):
                                    vocabulary=())
             self.assertEqual(result.returncode, 0, result.stderr)
             self.assertEqual(json.loads((self.out / "meta.json").read_text())["train"]["documents"], 24)
+
+    def test_names_of_one_data_set_differ_in_what_is_taken_of_it(self):
+        self.assertEqual(len(NAMED), 9)
+        for name, like, tokens in (("fineweb-10b", "fineweb-1b", None), ("climb-10b", "climb-1b", 10e9), ("climb-20b", "climb-1b", 20e9)):
+            self.assertEqual(NAMED[name], dataclasses.replace(NAMED[like], tokens=tokens))
 
     def test_a_part_of_a_data_set_ends_behind_its_characters(self):
         rows = ((str(i), {"text": "a" * 10}) for i in range(100))

@@ -1,10 +1,11 @@
-"""The wheel that scripts/wheel.sh makes, installed into an empty environment without a network, works from there alone:
-program, plugins, tools, Python and SDK.
+"""The wheel that scripts/wheel.sh makes, installed into an empty environment without a network, works from there alone, for
+another user (where this one is root): program, plugins, tools, Python and SDK.
 
 QUERN_BUILD_DIR names a build folder in which everything is built.
 """
 
 import os
+import pwd
 import re
 import shutil
 import subprocess
@@ -28,18 +29,23 @@ class WheelTest(unittest.TestCase):
         folder = tempfile.TemporaryDirectory()
         cls.addClassCleanup(folder.cleanup)
         cls.folder = Path(folder.name)
+        cls.folder.chmod(0o755)
         cls.environment = cls.folder / "environment"
-        venv.create(cls.environment, with_pip=True)
+        venv.create(cls.environment)
         cls.cuda = (BUILD / "plugins/device/libquern_cuda.so").exists()
-        made = subprocess.run([SOURCE / "scripts/wheel.sh", "--build", BUILD, *([] if cls.cuda else ["--no-cuda"]),
-                               cls.folder / "dist"], capture_output=True, text=True)
-        assert made.returncode == 0, made.stdout + made.stderr
+        cls.run_here(SOURCE / "scripts/wheel.sh", "--build", BUILD, "--quick", *([] if cls.cuda else ["--no-cuda"]),
+                     cls.folder / "dist")
         cls.wheel, = (cls.folder / "dist").glob("*.whl")
-        cls.run_in(cls.folder, "pip", "install", "--quiet", "--disable-pip-version-check", "--no-index",
-                   "--find-links", SOURCE / ".venv/wheels", cls.wheel)
-        cls.prefix = Path(cls.run_in(cls.folder, "python", "-c", "import quern; print(quern.prefix())").strip())
+        cls.run_here(SOURCE / ".venv/bin/python", "-m", "pip", "--python", cls.environment / "bin/python", "install", "--quiet",
+                     "--disable-pip-version-check", "--no-index", "--no-compile", "--find-links", SOURCE / ".venv/wheels", cls.wheel)
         cls.work = cls.folder / "work"
         cls.work.mkdir()
+        cls.user = {}
+        if os.geteuid() == 0:
+            nobody = pwd.getpwnam("nobody")
+            cls.user = {"user": nobody.pw_uid, "group": nobody.pw_gid, "extra_groups": []}
+            os.chown(cls.work, nobody.pw_uid, nobody.pw_gid)
+        cls.prefix = Path(cls.run_in(cls.work, "python", "-c", "import quern; print(quern.prefix())").strip())
         pages = sorted((cls.prefix / "share/quern/docs").glob("*.md"))
         (cls.work / "text.txt").write_text("\n\n".join(page.read_text() for page in pages))
         cls.run_in(cls.work, "quern-tools", "tokenize", "text.txt", "--train-bpe", "512", "-o", "data")
@@ -50,11 +56,16 @@ class WheelTest(unittest.TestCase):
             demo = demo.replace(found, small)
         (cls.work / "demo.toml").write_text(demo)
 
+    @staticmethod
+    def run_here(*words):
+        result = subprocess.run(list(map(str, words)), capture_output=True, text=True)
+        assert result.returncode == 0, f"{words}: {result.returncode}\n{result.stdout}{result.stderr}"
+
     @classmethod
     def run_in(cls, folder, program, *words):
         """Standard output of a program of the environment, which knows of no other folder."""
-        variables = {"PATH": f"{cls.environment}/bin:/usr/bin:/bin", "HOME": str(cls.folder), "OMP_NUM_THREADS": "2"}
-        result = subprocess.run([program, *map(str, words)], cwd=folder, env=variables, capture_output=True, text=True)
+        variables = {"PATH": f"{cls.environment}/bin:/usr/bin:/bin", "HOME": str(cls.work), "OMP_NUM_THREADS": "2"}
+        result = subprocess.run([program, *map(str, words)], cwd=folder, env=variables, capture_output=True, text=True, **cls.user)
         assert result.returncode == 0, f"{program} {words}: {result.returncode}\n{result.stdout}{result.stderr}"
         return result.stdout
 
