@@ -255,19 +255,20 @@ void head_cases(const OpRunner& runner) {
           .out(kF32, stats, fp32)
           .out(dtype, h.packed(), {4 * rotated.relative, 4 * rotated.absolute})
           .run(runner);
-      auto gradient = [&] {
-        OpComparison op("head_norm_grad", h.attributes(), geometry);
-        op.in(qkv(1))
-            .in(qkv(4))
-            .in(weight(2))
-            .in(weight(3))
-            .in(normal(kF32, stats, 8, 0.1, 1))
-            .out(dtype, h.packed(), value);
-        return op;
-      };
-      const Tolerance sum = one_step(dtype, 2e-4);
-      gradient().out(dtype, size, sum).out(dtype, size, sum).run(runner);
-      gradient().sum(dtype, size, sum).sum(dtype, size, sum).run(runner);
+      for (const bool turned : {false, true}) {
+        auto gradient = [&] {
+          OpComparison op(turned ? "rope_grad_head_norm_grad" : "head_norm_grad", h.attributes(), geometry);
+          op.in(qkv(1));
+          if (turned) op.in(positions());
+          op.in(qkv(4)).in(weight(2)).in(weight(3)).in(normal(kF32, stats, 8, 0.1, 1));
+          if (turned) op.out(dtype, h.packed(), rotated);
+          op.out(dtype, h.packed(), turned ? Tolerance{8 * rotated.relative, 8 * rotated.absolute} : value);
+          return op;
+        };
+        const Tolerance sum = turned ? Tolerance{8 * rotated.relative, 8 * rotated.absolute} : one_step(dtype, 2e-4);
+        gradient().out(dtype, size, sum).out(dtype, size, sum).run(runner);
+        gradient().sum(dtype, size, sum).sum(dtype, size, sum).run(runner);
+      }
     }
   }
 }

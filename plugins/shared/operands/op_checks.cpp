@@ -45,13 +45,17 @@ void check_head_norm(OperandCheck& check, const OpInstance& op, bool rotated) {
   }
 }
 
-void check_head_norm_grad(OperandCheck& check, const OpInstance& op) {
+void check_head_norm_grad(OperandCheck& check, const OpInstance& op, bool rotated) {
   const NormedHeads normed(op.attributes);
+  const std::size_t x = rotated ? 2 : 1, dx = rotated ? 1 : 0;
   check_packed(check, op, 0, "dy");
-  check_packed(check, op, 1, "qkv");
-  check.input(2, "query_weight", {normed.query_size()}).input(3, "key_weight", {normed.key_size()});
-  check.input(4, "rstd", {matrix_of(op, 1).rows, normed.all()}, DType::f32).output(0, "dqkv", extents_of(op, 1));
-  check.sum(1, "dquery_weight", {normed.query_size()}).sum(2, "dkey_weight", {normed.key_size()});
+  if (rotated) check_rope(check, op, 1);
+  check_packed(check, op, x, "qkv");
+  check.input(x + 1, "query_weight", {normed.query_size()}).input(x + 2, "key_weight", {normed.key_size()});
+  check.input(x + 3, "rstd", {matrix_of(op, x).rows, normed.all()}, DType::f32);
+  if (rotated) check.output(0, "d", extents_of(op, x));
+  check.output(dx, "dqkv", extents_of(op, x));
+  check.sum(dx + 1, "dquery_weight", {normed.query_size()}).sum(dx + 2, "dkey_weight", {normed.key_size()});
 }
 
 NarrowMatmul::NarrowMatmul(const OpInstance& op)

@@ -13,7 +13,8 @@ void check_norm_grad(OperandCheck& check, const OpInstance& op, bool layer, bool
 
 /// Checks all operands of head_norm, or of head_norm_rope where `rotated`.
 void check_head_norm(OperandCheck& check, const OpInstance& op, bool rotated);
-void check_head_norm_grad(OperandCheck& check, const OpInstance& op);
+/// Of head_norm_grad, or of rope_grad_head_norm_grad where `rotated`.
+void check_head_norm_grad(OperandCheck& check, const OpInstance& op, bool rotated);
 
 /// Sizes of add_matmul, columns_matmul and columns_weight_grad: `columns` of a matrix (rows, width), from `first` on,
 /// and a matrix (rows, rank).

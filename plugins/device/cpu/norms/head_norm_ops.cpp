@@ -1,5 +1,5 @@
-// RMS norm of the queries and keys of a packed qkv (QK-norm), of each head or of all together, its gradient, and the
-// norm fused with the rotation that follows it. Values pass through.
+// RMS norm of the queries and keys of a packed qkv (QK-norm), of each head or of all together, and its gradient, also
+// fused with the rotation that follows the norm, or with that rotation's gradient. Values pass through.
 
 #include <algorithm>
 
@@ -84,22 +84,35 @@ Launch prepare_head_norm_rope(const OpInstance& op) {
 }
 
 // dy, qkv (N, (H + 2 K) D), query_weight (D), key_weight (D), rstd (N, H + K) f32 -> dqkv, dquery_weight (D),
-// dkey_weight (D)
-Launch prepare_head_norm_grad(const OpInstance& op) {
+// dkey_weight (D); rotated: dy, positions (N) i32, qkv, ... -> d = rope_grad(dy), dqkv, ...
+Launch prepare_head_norm_grad(const OpInstance& op, bool rotated) {
   NormedHeads normed(op.attributes);
-  bool accumulate_query = op.outputs[1].accumulate, accumulate_key = op.outputs[2].accumulate;
+  const std::size_t first_in = rotated ? 2 : 1, first_out = rotated ? 1 : 0;
+  bool accumulate_query = op.outputs[first_out + 1].accumulate, accumulate_key = op.outputs[first_out + 2].accumulate;
+  const auto table = rotated ? make_rope_table(op, Rotation::inverse) : nullptr;
+  const DType d_dtype = op.outputs[0].dtype;
   return [=, packed = normed.packed](std::span<const View> in, std::span<const View> out, const Exec& exec) {
-    const View &dy = in[0], &x = in[1], &rstd = in[4], &dx = out[0], &dquery = out[1], &dkey = out[2];
+    const View &dy = in[0], &x = in[first_in], &rstd = in[first_in + 3];
+    const View &dx = out[first_out], &dquery = out[first_out + 1], &dkey = out[first_out + 2];
     std::int64_t rows = x.rows(), columns = x.columns();
-    HeadWeights weights = load_weights(in[2], in[3], normed);
+    HeadWeights weights = load_weights(in[first_in + 1], in[first_in + 2], normed);
+    if (table) table->require(in[1]);
     bool summed = dquery || dkey;
     // Of the query weight, then of the key weight.
     ColumnSums sums(static_cast<float*>(exec.workspace), rows, normed.query_size() + normed.key_size());
     for_blocks(rows, kBlockRows, [&](std::int64_t block, std::int64_t begin, std::int64_t end) {
       float *x_space = scratch(kX, columns), *dy_space = scratch(kOther, columns), *dx_space = scratch(kY, columns);
+      float* d_space = scratch(kZ, columns);
       float* partial = summed ? sums.start(block) : nullptr;
       for (std::int64_t row = begin; row < end; ++row) {
         const float *dy_row = load_row(dy, row, dy_space), *x_row = load_row(x, row, x_space);
+        if (table) {
+          const std::int64_t position = in[1].as<std::int32_t>()[row];
+          rotate_heads(dy_row, table->cos(position), table->sin(position), packed.rotated(), packed.head_dim, d_space);
+          std::copy(dy_row + packed.values_begin(), dy_row + columns, d_space + packed.values_begin());
+          finish_row(out[0], d_dtype, row, columns, d_space);
+          dy_row = d_space;
+        }
         const float* rstd_row = rstd.as<float>() + row * normed.all();
         float* dx_row = place_row(dx, row, dx_space);
         for (std::int64_t i = 0, at = 0; i < normed.all(); ++i) {
@@ -125,13 +138,13 @@ OpSupport query_head_norm(const OpInstance& op, bool rotated) {
   return check.support();
 }
 
-OpSupport query_head_norm_grad(const OpInstance& op) {
+OpSupport query_head_norm_grad(const OpInstance& op, bool rotated) {
   const NormedHeads normed(op.attributes);
-  std::int64_t rows = matrix_of(op, 1).rows;
-  OperandCheck check(op, 5, 3);
-  operands::check_head_norm_grad(check, op);
-  bool summed = check.ok() && (op.outputs[1].present || op.outputs[2].present);
-  return check.support(summed ? ColumnSums::bytes(rows, normed.query_size() + normed.key_size()) : 0);
+  const std::size_t x = rotated ? 2 : 1, dx = rotated ? 1 : 0;
+  OperandCheck check(op, x + 4, dx + 3);
+  operands::check_head_norm_grad(check, op, rotated);
+  bool summed = check.ok() && (op.outputs[dx + 1].present || op.outputs[dx + 2].present);
+  return check.support(summed ? ColumnSums::bytes(matrix_of(op, x).rows, normed.query_size() + normed.key_size()) : 0);
 }
 
 }  // namespace
@@ -139,7 +152,10 @@ OpSupport query_head_norm_grad(const OpInstance& op) {
 void add_head_norm_ops(OpTable& table) {
   table["head_norm"] = {prepare_head_norm, [](const OpInstance& op) { return query_head_norm(op, false); }};
   table["head_norm_rope"] = {prepare_head_norm_rope, [](const OpInstance& op) { return query_head_norm(op, true); }};
-  table["head_norm_grad"] = {prepare_head_norm_grad, query_head_norm_grad};
+  table["head_norm_grad"] = {[](const OpInstance& op) { return prepare_head_norm_grad(op, false); },
+                             [](const OpInstance& op) { return query_head_norm_grad(op, false); }};
+  table["rope_grad_head_norm_grad"] = {[](const OpInstance& op) { return prepare_head_norm_grad(op, true); },
+                                       [](const OpInstance& op) { return query_head_norm_grad(op, true); }};
 }
 
 }  // namespace quern::cpu

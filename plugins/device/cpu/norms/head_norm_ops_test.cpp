@@ -160,6 +160,44 @@ TEST_CASE("head_norm_rope gives the bits of head_norm and rope") {
   }
 }
 
+TEST_CASE("rope_grad_head_norm_grad gives the bits of rope_grad and head_norm_grad") {
+  for (DType dtype : kDtypes) {
+    for (const Layout& layout : {Layout{1, 1, 2, 1}, Layout{3, 1, 6, 7}, Layout{2, 2, 34, 33}, Layout{4, 2, 64, 70}}) {
+      Case c(dtype, layout);
+      CAPTURE(label(dtype, c.size));
+      c.forward();
+      std::vector<float> order;
+      for (std::int64_t i = 0; i < layout.tokens; ++i) order.push_back(static_cast<float>((i * 11 + 5) % kSequence));
+      PoisonedTensor positions(DType::i32, {layout.tokens}, order), d(dtype, c.size), fused_d(dtype, c.size),
+          dx(dtype, c.size), dquery(dtype, {layout.query_size()}), dkey(dtype, {layout.key_size()});
+      OpRun("rope_grad", attributes_of(layout), {1, kSequence})
+          .in(c.dy.view())
+          .in(positions.view())
+          .out(d.view())
+          .run();
+      c.gradient(d.view()).out(c.dx.view()).out(c.dquery.view()).out(c.dkey.view()).run();
+      auto fused = [&](const View& dy) {
+        OpRun run("rope_grad_head_norm_grad", attributes_of(layout), {1, kSequence});
+        run.in(dy).in(positions.view()).in(c.x.view()).in(c.query.view()).in(c.key.view()).in(c.rstd.view());
+        return run;
+      };
+      fused(c.dy.view()).out(fused_d.view()).out(dx.view()).out(dquery.view()).out(dkey.view()).run();
+      CHECK(difference(fused_d.view(), d.view()) == "");
+      CHECK(difference(dx.view(), c.dx.view()) == "");
+      CHECK(difference(dquery.view(), c.dquery.view()) == "");
+      CHECK(difference(dkey.view(), c.dkey.view()) == "");
+      PoisonedTensor over = copy_of(c.dy.view());  // dx over dy, the rest unread
+      fused(over.view())
+          .unread(dtype, c.size)
+          .out(over.view())
+          .unread(dtype, {layout.query_size()})
+          .unread(dtype, {layout.key_size()})
+          .run();
+      CHECK(difference(over.view(), c.dx.view()) == "");
+    }
+  }
+}
+
 TEST_CASE("head_norm does not depend on threads") {
   const Layout layout{3, 1, 34, 131};
   Case c(DType::f32, layout);

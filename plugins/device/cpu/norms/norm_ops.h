@@ -7,6 +7,6 @@ namespace quern::cpu {
 
 void add_rms_norm_ops(OpTable& table);    // rms_norm, rms_norm_grad, add_rms_norm, rms_norm_grad_add
 void add_layer_norm_ops(OpTable& table);  // layer_norm, layer_norm_grad, add_layer_norm, layer_norm_grad_add
-void add_head_norm_ops(OpTable& table);   // head_norm, head_norm_grad, head_norm_rope
+void add_head_norm_ops(OpTable& table);   // head_norm, head_norm_grad, head_norm_rope, rope_grad_head_norm_grad
 
 }  // namespace quern::cpu

@@ -121,15 +121,17 @@ std::span<const Fusion> CpuDevice::fusions() const {
   static const std::vector<Fusion> kFusions = [] {
     std::span<const Fusion> quantizing = quantize_fusions();
     std::vector<Fusion> fusions(quantizing.begin(), quantizing.end());
-    fusions.insert(fusions.end(),
-                   {
-                       {"add_rms_norm", "s = add(a, b); y, r = rms_norm(s, w)"},
-                       {"add_layer_norm", "s = add(a, b); y, m, r = layer_norm(s, w, c)"},
-                       {"rms_norm_grad_add", "d, dw = rms_norm_grad(dy, x, w, r); g = add(d, e)"},
-                       {"layer_norm_grad_add", "d, dw, dc = layer_norm_grad(dy, x, w, m, r); g = add(d, e)"},
-                       {"swiglu_and_grad", "y = swiglu(gu); d = swiglu_grad(dy, gu)"},
-                       {"head_norm_rope", "y, r = head_norm(x, qw, kw); z = rope(y, p)"},
-                   });
+    fusions.insert(
+        fusions.end(),
+        {
+            {"add_rms_norm", "s = add(a, b); y, r = rms_norm(s, w)"},
+            {"add_layer_norm", "s = add(a, b); y, m, r = layer_norm(s, w, c)"},
+            {"rms_norm_grad_add", "d, dw = rms_norm_grad(dy, x, w, r); g = add(d, e)"},
+            {"layer_norm_grad_add", "d, dw, dc = layer_norm_grad(dy, x, w, m, r); g = add(d, e)"},
+            {"swiglu_and_grad", "y = swiglu(gu); d = swiglu_grad(dy, gu)"},
+            {"head_norm_rope", "y, r = head_norm(x, qw, kw); z = rope(y, p)"},
+            {"rope_grad_head_norm_grad", "d = rope_grad(dy, p); dx, dq, dk = head_norm_grad(d, x, qw, kw, r)"},
+        });
     return fusions;
   }();
   return kFusions;

@@ -81,6 +81,9 @@ void add_heads(std::vector<Case>& cases, const ModelShape& m) {
   add("head_norm_rope", shown, {b(qkv), b(w), b(w), positions}, {packed, rstd, packed}, both);
   cases.back().outputs[0].present = false;
   add("head_norm_grad", shown, {b(qkv), b(qkv), b(w), b(w), {rstd}}, {packed, gradient, gradient}, norm);
+  add("rope_grad_head_norm_grad", shown, {b(qkv), positions, b(qkv), b(w), b(w), {rstd}},
+      {packed, packed, gradient, gradient}, both);
+  cases.back().outputs[0].present = false;
   cases.push_back(attention_case(m, false, 0));
   cases.push_back(attention_case(m, true, 0));
   cases.push_back(attention_case(m, true, m.geometry.batch));

@@ -1,5 +1,6 @@
-// RMS norm of each query and key head of a packed qkv (QK-norm), its gradient, and the norm fused with the rotation
-// that follows it. Values pass through. Outputs may be an input's memory: a thread writes only what it alone has read.
+// RMS norm of each query and key head of a packed qkv (QK-norm) and its gradient, also fused with the rotation that
+// follows the norm, or with that rotation's gradient. Values pass through. Outputs may be an input's memory: a thread
+// writes only what it alone has read.
 
 #include "elementwise/column_sums.h"
 #include "norms/norm_ops.h"
@@ -86,9 +87,12 @@ __global__ void __launch_bounds__(kHeadThreads) head_norm_kernel(const HeadNormA
 struct HeadGradArguments {
   const void *dy, *x, *query_weight, *key_weight;  ///< (N, packed), (N, packed), (D), (D)
   const float* rstd;                               ///< (N, H + K)
-  void* dx;                                        ///< like x, null: not wanted
-  float* partials;                                 ///< (blocks, 2 D), sums of both weights' gradients; null: not wanted
-  std::uint32_t units, rounds;                     ///< tokens * row_heads, and how often the grid goes over them
+  const std::int32_t* positions;                   ///< (N); of kRope, as the next two
+  RopeTable table;
+  void* d;                      ///< like x, the rotation's gradient; null: not wanted
+  void* dx;                     ///< like x, null: not wanted
+  float* partials;              ///< (blocks, 2 D), sums of both weights' gradients; null: not wanted
+  std::uint32_t units, rounds;  ///< tokens * row_heads, and how often the grid goes over them
   FastDivide row;
   int heads, normed, row_heads, head_dim, half, lane_bits;
 };
@@ -124,7 +128,7 @@ __device__ __forceinline__ void store_head_sums(Floats<T> first, Floats<T> secon
   }
 }
 
-template <class T, Access kAccess>
+template <class T, Access kAccess, bool kRope>
 __global__ void __launch_bounds__(kHeadThreads) head_norm_grad_kernel(const HeadGradArguments args) {
   __shared__ float shared[kHeadThreads / 32][1024 / sizeof(T)];
   Floats<T> query_first = {}, query_second = {}, key_first = {}, key_second = {};
@@ -136,6 +140,10 @@ __global__ void __launch_bounds__(kHeadThreads) head_norm_grad_kernel(const Head
     const int head = static_cast<int>(place.head);
     const bool normed = place.inside && head < args.normed, is_query = head < args.heads;
     HeadPair<T> dy = load_head<kAccess>(static_cast<const T*>(args.dy) + offset, place.at, half, head_dim);
+    if constexpr (kRope) {
+      if (normed) dy = rotate<kAccess>(dy, args.table, args.positions[place.token], -1.0f, place.at, args.half);
+      if (args.d) store_head<kAccess>(static_cast<T*>(args.d) + offset, place.at, half, head_dim, dy);
+    }
     // A value head needs no input, but all lanes of the warp take part in the sum.
     const HeadPair<T> x =
         load_head<kAccess>(static_cast<const T*>(args.x) + offset, place.at, normed ? half : 0, normed ? head_dim : 0);
@@ -218,29 +226,36 @@ Launch prepare_head_norm(const OpInstance& op, CudaContext& context) {
 }
 
 // dy, qkv (N, (H + 2 K) D), query_weight, key_weight (D), rstd (N, H + K) f32 -> dqkv, dquery_weight (D), dkey_weight
-// (D)
+// (D); kRope: dy, positions (N) i32, qkv, ... -> rope_grad(dy), dqkv, ...
+template <bool kRope>
 Launch prepare_head_norm_grad(const OpInstance& op, CudaContext& context) {
   const PackedHeads packed(op.attributes);
-  const DType type = op.inputs[1].dtype;
+  constexpr std::size_t kX = kRope ? 2 : 1, kDx = kRope ? 1 : 0;
+  const DType type = op.inputs[kX].dtype;
   const HeadLanes layout(packed, type);
-  const std::int64_t units = matrix_of(op, 1).rows * packed.all();
-  const bool accumulate_query = op.outputs[1].accumulate, accumulate_key = op.outputs[2].accumulate;
+  const std::int64_t units = matrix_of(op, kX).rows * packed.all();
+  const bool accumulate_query = op.outputs[kDx + 1].accumulate, accumulate_key = op.outputs[kDx + 2].accumulate;
+  RopeTable table;
+  if constexpr (kRope) table = make_rope_table(op, context);
   auto load = [&](auto access) {
     return with_element(type, [&](auto element) {
-      KernelFunction<HeadGradArguments> kernel = head_norm_grad_kernel<decltype(element), access()>;
+      KernelFunction<HeadGradArguments> kernel = head_norm_grad_kernel<decltype(element), access(), kRope>;
       return load_kernel(kernel, dim3(kHeadThreads), context.multiprocessors);
     });
   };
   auto vector = load(AccessConstant<Access::vector>{}), scalar = load(AccessConstant<Access::scalar>{});
   load_column_sums();
   return [=](std::span<const View> in, std::span<const View> out, const Exec& exec) {
-    const View &dquery = out[1], &dkey = out[2];
+    const View &dquery = out[kDx + 1], &dkey = out[kDx + 2];
     HeadGradArguments args{.dy = in[0].data,
-                           .x = in[1].data,
-                           .query_weight = in[2].data,
-                           .key_weight = in[3].data,
-                           .rstd = static_cast<const float*>(in[4].data),
-                           .dx = out[0].data,
+                           .x = in[kX].data,
+                           .query_weight = in[kX + 1].data,
+                           .key_weight = in[kX + 2].data,
+                           .rstd = static_cast<const float*>(in[kX + 3].data),
+                           .positions = kRope ? static_cast<const std::int32_t*>(in[1].data) : nullptr,
+                           .table = table,
+                           .d = kRope ? out[0].data : nullptr,
+                           .dx = out[kDx].data,
                            .partials = dquery || dkey ? static_cast<float*>(exec.workspace) : nullptr,
                            .units = static_cast<std::uint32_t>(units),
                            .rounds = 0,
@@ -251,7 +266,7 @@ Launch prepare_head_norm_grad(const OpInstance& op, CudaContext& context) {
                            .head_dim = layout.head_dim,
                            .half = layout.half,
                            .lane_bits = layout.lane_bits};
-    bool whole = layout.whole && aligned_16({args.dy, args.x, args.query_weight, args.key_weight, args.dx});
+    bool whole = layout.whole && aligned_16({args.dy, args.x, args.query_weight, args.key_weight, args.d, args.dx});
     const auto& kernel = whole ? vector : scalar;
     std::int64_t blocks = std::min(kMostPartials, kernel.persistent(layout.blocks(units)));
     args.rounds = static_cast<std::uint32_t>(ceil_divide(layout.blocks(units), blocks));
@@ -274,14 +289,14 @@ OpSupport query_head_norm(const OpInstance& op, bool rotated) {
   return check.support();
 }
 
-OpSupport query_head_norm_grad(const OpInstance& op, const CudaTraits&) {
-  PackedHeads packed(op.attributes);
-  std::int64_t rows = matrix_of(op, 1).rows;
-  OperandCheck check(op, 5, 3, 1);
-  operands::check_head_norm_grad(check, op);
+OpSupport query_head_norm_grad(const OpInstance& op, bool rotated) {
+  const PackedHeads packed(op.attributes);
+  const std::size_t x = rotated ? 2 : 1, dx = rotated ? 1 : 0;
+  OperandCheck check(op, x + 4, dx + 3, dx + 1);
+  operands::check_head_norm_grad(check, op, rotated);
   check_each_head(check, op);
-  if (!check.ok() || !(op.outputs[1].present || op.outputs[2].present)) return check.support();
-  std::int64_t blocks = HeadLanes(packed, op.inputs[1].dtype).blocks(rows * packed.all());
+  if (!check.ok() || !(op.outputs[dx + 1].present || op.outputs[dx + 2].present)) return check.support();
+  std::int64_t blocks = HeadLanes(packed, op.inputs[x].dtype).blocks(matrix_of(op, x).rows * packed.all());
   return check.support(partial_bytes(std::max<std::int64_t>(1, std::min(blocks, kMostPartials)), 2 * packed.head_dim));
 }
 
@@ -292,7 +307,11 @@ void add_head_norm_ops(OpTable& table) {
                         [](const OpInstance& op, const CudaTraits&) { return query_head_norm(op, false); }};
   table["head_norm_rope"] = {prepare_head_norm<true>,
                              [](const OpInstance& op, const CudaTraits&) { return query_head_norm(op, true); }};
-  table["head_norm_grad"] = {prepare_head_norm_grad, query_head_norm_grad};
+  table["head_norm_grad"] = {prepare_head_norm_grad<false>,
+                             [](const OpInstance& op, const CudaTraits&) { return query_head_norm_grad(op, false); }};
+  table["rope_grad_head_norm_grad"] = {prepare_head_norm_grad<true>, [](const OpInstance& op, const CudaTraits&) {
+                                         return query_head_norm_grad(op, true);
+                                       }};
 }
 
 }  // namespace quern::cuda

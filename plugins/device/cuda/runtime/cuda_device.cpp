@@ -148,17 +148,19 @@ std::span<const Fusion> CudaDevice::fusions() const {
          "d = matmul(a, b, _, sa, sb); g = swiglu_grad(d, gu); q, sr, t, sc = quantize_blocks(g)"}};
     const std::vector<Fusion> quantizing = quantize_fusions();
     fusions.insert(fusions.end(), quantizing.begin(), quantizing.end());
-    fusions.insert(fusions.end(),
-                   {{"add_rms_norm", "s = add(a, b); y, r = rms_norm(s, w)"},
-                    {"add_layer_norm", "s = add(a, b); y, m, r = layer_norm(s, w, c)"},
-                    {"rms_norm_grad_add", "d, dw = rms_norm_grad(dy, x, w, r); g = add(d, e)"},
-                    {"layer_norm_grad_add", "d, dw, dc = layer_norm_grad(dy, x, w, m, r); g = add(d, e)"},
-                    {"matmul_swiglu", "y = matmul(a, b); s = swiglu(y)"},
-                    {"matmul_swiglu_and_grad", "d = matmul(a, b); y = swiglu(gu); g = swiglu_grad(d, gu)"},
-                    {"matmul_swiglu_grad", "d = matmul(a, b); g = swiglu_grad(d, gu)"},
-                    {"swiglu_and_grad", "y = swiglu(gu); d = swiglu_grad(dy, gu)"},
-                    {"rope_grad_column_sum", "d = rope_grad(dy, p); s = column_sum(d)"},
-                    {"head_norm_rope", "y, r = head_norm(x, qw, kw); z = rope(y, p)"}});
+    fusions.insert(
+        fusions.end(),
+        {{"add_rms_norm", "s = add(a, b); y, r = rms_norm(s, w)"},
+         {"add_layer_norm", "s = add(a, b); y, m, r = layer_norm(s, w, c)"},
+         {"rms_norm_grad_add", "d, dw = rms_norm_grad(dy, x, w, r); g = add(d, e)"},
+         {"layer_norm_grad_add", "d, dw, dc = layer_norm_grad(dy, x, w, m, r); g = add(d, e)"},
+         {"matmul_swiglu", "y = matmul(a, b); s = swiglu(y)"},
+         {"matmul_swiglu_and_grad", "d = matmul(a, b); y = swiglu(gu); g = swiglu_grad(d, gu)"},
+         {"matmul_swiglu_grad", "d = matmul(a, b); g = swiglu_grad(d, gu)"},
+         {"swiglu_and_grad", "y = swiglu(gu); d = swiglu_grad(dy, gu)"},
+         {"rope_grad_column_sum", "d = rope_grad(dy, p); s = column_sum(d)"},
+         {"head_norm_rope", "y, r = head_norm(x, qw, kw); z = rope(y, p)"},
+         {"rope_grad_head_norm_grad", "d = rope_grad(dy, p); dx, dq, dk = head_norm_grad(d, x, qw, kw, r)"}});
     return fusions;
   }();
   return kFusions;

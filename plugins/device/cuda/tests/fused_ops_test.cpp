@@ -132,7 +132,7 @@ TEST_CASE("swiglu_and_grad gives the bits of swiglu and swiglu_grad") {
   }
 }
 
-TEST_CASE("head_norm_rope gives the bits of head_norm and rope, in place too") {
+TEST_CASE("head_norm_rope and rope_grad_head_norm_grad give the bits of their parts, in place too") {
   DevicePair pair = open_pair();
   if (!pair.open) return;
   struct Heads {
@@ -164,6 +164,19 @@ TEST_CASE("head_norm_rope gives the bits of head_norm and rope, in place too") {
         Tensors all = fused(*pair.gpu, {qkv.view(), query.view(), key.view(), positions.view()});
         for (std::size_t i : {0, 1}) CHECK(difference(all[i], normed[i]) == "");
         CHECK(difference(all[2], rotated[0]) == "");
+
+        PoisonedTensor dy = normal(t, size, 5);
+        Tensors turned = Run{"rope_grad", attributes, {packed}, geometry}(*pair.gpu, {dy.view(), positions.view()});
+        for (const bool accumulate : {false, true}) {
+          const Operand sum{t, {h.head_dim}, true, accumulate};
+          Tensors parts = Run{"head_norm_grad", attributes, {packed, sum, sum}, geometry}(
+              *pair.gpu, {turned[0].view(), qkv.view(), query.view(), key.view(), normed[1].view()});
+          Run backward{"rope_grad_head_norm_grad", attributes, {packed, packed, sum, sum}, geometry, {{1, 0}}, shift};
+          Tensors both = backward(
+              *pair.gpu, {dy.view(), positions.view(), qkv.view(), query.view(), key.view(), normed[1].view()});
+          CHECK(difference(both[0], turned[0]) == "");
+          for (std::size_t i : {0, 1, 2}) CHECK(difference(both[i + 1], parts[i]) == "");
+        }
       }
     }
   }
