@@ -7,7 +7,7 @@
 namespace quern {
 
 /// The update with equal chains of such ops joined, of as many matrices as make `bytes` of a chain's largest value; at
-/// least one. A matrix's result does not depend on the stack that it is in. Values keep their ids; those of chains that
+/// least one. A matrix's result does not depend on the stack that it is in. Values keep their ids; values of chains that
 /// joined others' are unused.
 Program stack_matrices(Program update, std::int64_t bytes);
 
