@@ -1,7 +1,9 @@
 // The communicator of a run with one rank: every collective is what it is for one, so a training gives the same bits as
 // without it. A place to begin a real one from, and with `fail_at` a way to see what a run does when one fails.
-#include "quern/plugin.h"
+#include <atomic>
+
 #include "quern/error.h"
+#include "quern/plugin.h"
 
 namespace {
 
@@ -39,7 +41,10 @@ class Solo final : public Communicator {
   }
   void register_buffer(void*, std::size_t) override {}
   void unregister_buffer(void*) override {}
-  void barrier() override {}
+  void barrier() override {
+    if (const auto fault = error())
+      throw Error(ErrorCode::communication, {.where = "communicator solo", .what = *fault});
+  }
 
   // ---- hot path: enqueued on `stream`, never awaited. A sum over one rank is there already ----
   void all_reduce(const View&, Reduction, Stream) override { ++calls_; }
@@ -54,10 +59,11 @@ class Solo final : public Communicator {
 
   // ---- faults ----
   std::optional<std::string> error() override {
+    if (aborted_) return "was aborted";
     if (options_.fail_at == 0 || calls_ < options_.fail_at) return std::nullopt;
     return "failed at collective " + std::to_string(options_.fail_at) + ", as fail_at says";
   }
-  void abort() noexcept override {}
+  void abort() noexcept override { aborted_ = true; }
 
  private:
   [[noreturn]] static void refuse_peer() { fail_internal("communicator solo", "has no other rank"); }
@@ -68,8 +74,9 @@ class Solo final : public Communicator {
   }
 
   Options options_;
-  Device* device_ = nullptr;  // of the run, which outlives its communicator's collectives
-  std::int64_t calls_ = 0;
+  Device* device_ = nullptr;             // of the run, which outlives its communicator's collectives
+  std::atomic<std::int64_t> calls_ = 0;  // error() and abort() come from any thread
+  std::atomic<bool> aborted_ = false;
   CommunicatorTraits traits_{.id = "solo", .can_capture = true, .sums_in_rank_order = true};
 };
 

@@ -1,16 +1,18 @@
 #!/usr/bin/env python3
 """Changes plugins in one small way at a time, and counts what `quern plugins check` finds.
 
-    mutants.py BUILD [--count N] [--seed S] [--only PLUGIN] [--kernels] [--show]
+    mutants.py BUILD [--count N] [--seed S] [--only PLUGIN] [--kernels] [--show] [--record FILE]
 
 BUILD is a build folder in which quern and its plugins are built. Mutants are made of the examples and, with --kernels,
 of the CPU device's kernels, which are then loaded as a device of another name beside the CPU device, the reference.
-Those that do not compile are left out. Prints a table of what was found, and each survivor with its change.
+Those that do not compile are left out. Prints a table of what was found, and each survivor with its change. FILE has
+the verdicts of an earlier run: what was found is taken from it, and only survivors and new mutants are checked.
 """
 
 import argparse
 from collections import Counter
 from dataclasses import dataclass
+import json
 from pathlib import Path
 import random
 import re
@@ -47,6 +49,10 @@ class Mutant:
     line: int
     kind: str
     text: str  # of the line
+
+    def name(self) -> str:
+        original = self.file.read_text().splitlines()[self.line].strip()
+        return f"{self.file.relative_to(ROOT)}:{self.line + 1}: {self.kind}: {original}  ->  {self.text.strip()}"
 
 
 def is_code(line: str) -> bool:
@@ -157,6 +163,7 @@ def main():
     parser.add_argument("--only", default="", metavar="PLUGIN")
     parser.add_argument("--kernels", action="store_true")
     parser.add_argument("--show", action="store_true", help="print each mutant, and not only survivors")
+    parser.add_argument("--record", type=Path, metavar="FILE", help="verdicts of an earlier run, and then of this one")
     options = parser.parse_args()
     plugins = [folder.parent for folder in sorted((ROOT / "examples").glob("*/CMakeLists.txt"))]
     files = [(plugin, file) for plugin in plugins for file in sorted(plugin.glob("*.cpp"))
@@ -170,22 +177,25 @@ def main():
         rng.shuffle(mutants)
     # In turn from each file, so that long files have no more of them than short ones, as far as these go.
     order = [mutant for turn in range(max(map(len, by_file))) for mutants in by_file for mutant in mutants[turn:turn + 1]]
+    known = json.loads(options.record.read_text()) if options.record and options.record.exists() else {}
     found, made = Counter(), Counter()
     with tempfile.TemporaryDirectory() as scratch:
         kit = Kit(options.build.resolve(), Path(scratch))
         for mutant in order:
             if sum(made.values()) == options.count:
                 break
-            verdict = kit.check(mutant)
+            verdict = known.get(mutant.name(), "survived")
+            if verdict == "survived":
+                verdict = known[mutant.name()] = kit.check(mutant)
+            if options.record:
+                options.record.write_text(json.dumps(known, indent=1) + "\n")
             if verdict == "no mutant":
                 continue
             key = mutant.plugin.name if not options.kernels else mutant.file.stem, mutant.kind
             made[key] += 1
             found[key] += verdict == "found"
             if options.show or verdict == "survived":
-                original = mutant.file.read_text().splitlines()[mutant.line].strip()
-                print(f"{verdict}: {mutant.file.relative_to(ROOT)}:{mutant.line + 1}: {mutant.kind}: {original}  ->  "
-                      f"{mutant.text.strip()}", flush=True)
+                print(f"{verdict}: {mutant.name()}", flush=True)
     kinds = sorted({kind for _, kind in made})
     print("\n| plugin | " + " | ".join(kinds) + " | all |\n| --- |" + " --- |" * (len(kinds) + 1))
     for plugin in [*sorted({name for name, _ in made}), "all"]:

@@ -105,7 +105,8 @@ TEST_CASE("a host that does not wait for an event") {
 }
 
 TEST_CASE("a log sink that keeps events back, and an option without help") {
-  check_broken("log", "keeps_back", {"describes itself", "flushes"}, {"help of option unused"});
+  check_broken("log", "keeps_back", {"describes itself", "flushes", "no run directory", "events leave nothing"},
+               {"help of option unused"});
 }
 
 TEST_CASE("a store that rounds offsets") {
@@ -138,9 +139,10 @@ TEST_CASE("a sum in another order than it says") {
 }
 
 TEST_CASE("a communicator that keeps its faults to itself") {
-  check_broken("communicator", "silent",
-               {"a rank that is late", "a rank that is stopped", "a rank that is killed", "a rank that aborts"},
-               {"error() after a collective that could not be done", "got nothing"});
+  check_broken(
+      "communicator", "silent",
+      {"abort", "a rank that is late", "a rank that is stopped", "a rank that is killed", "a rank that aborts"},
+      {"error() after abort()", "got nothing"});
 }
 
 TEST_CASE("an update op that looks at more than it states") {
@@ -167,6 +169,60 @@ TEST_CASE("an update that leaves the last element of a tensor") {
   CAPTURE(text);
   CHECK(report.count(Verdict::broken) == 1);
   CHECK(text.find("after a step whose gradients are large everywhere") != std::string::npos);
+}
+
+/// Exactly this contract of the plugin is broken with this setting, and says so.
+void check_setting(const std::string& kind, const std::string& id, const std::string& setting,
+                   const std::string& contract, const std::string& part) {
+  PluginHost host = run_host();
+  CheckOptions options;
+  options.settings = {setting};
+  const Report report = check(host, (kFolder / kind / ("libquern_" + id + ".so")).string(), options);
+  const std::string text = report.text();
+  CAPTURE(text);
+  CHECK(report.count(Verdict::broken) == 1);
+  for (const Finding& finding : report.findings()) {
+    if (finding.verdict != Verdict::broken) continue;
+    CHECK(finding.contract == contract);
+    CHECK(finding.detail.find(part) != std::string::npos);
+  }
+}
+
+TEST_CASE("bf16 masters that are not rounded by chance, and by one draw for all elements") {
+  check_setting("optimizer", "ratio", "masters=nearest", "masters in bf16", "roundings of a bf16 master's elements");
+  check_setting("optimizer", "ratio", "masters=one", "masters in bf16", "roundings of a bf16 master's elements");
+}
+
+TEST_CASE("trainings that share a counter") {
+  PluginHost host = run_host();
+  CheckOptions options;
+  options.settings = {"shared=true"};
+  const Report report = check(host, (kFolder / "optimizer" / "libquern_ratio.so").string(), options);
+  const std::string text = report.text();
+  CAPTURE(text);
+  CHECK(text.find("after three steps with another training beside it") != std::string::npos);
+}
+
+TEST_CASE("calls that leave memory or files behind") {
+  check_setting("offload", "leaks", "files=false", "calls leave nothing", "heap after 1000 times put, get and flush");
+  check_setting("offload", "leaks", "files=true", "calls leave nothing", "open files after 1000 times");
+}
+
+TEST_CASE("a log sink that loses its events where it cannot write") {
+  check_broken("log", "loses_events", {"no run directory"},
+               {"a run directory that is not there", "accepted, and its files are lost"});
+}
+
+TEST_CASE("a communicator whose abort leaves no fault") {
+  check_broken("communicator", "deaf", {"abort"}, {"error() after abort()", "got nothing"});
+}
+
+TEST_CASE("a schedule that is no number at one step of ten thousand, with an option that nothing reads") {
+  check_broken("schedule", "late_nan", {"factors", "options"}, {"factor of step 8999 of 10000", "nan"});
+}
+
+TEST_CASE("gradients that are wrong with another value of an option") {
+  check_broken("model", "wrong_when_scaled", {"gradients of variants"}, {"with power = 1.5", "by finite differences"});
 }
 
 TEST_CASE("sound plugins of other kinds") {

@@ -3,6 +3,7 @@
 
 #include "conformance/communicator_group.h"
 #include "conformance/contracts.h"
+#include "conformance/growth.h"
 
 namespace quern::conformance {
 
@@ -39,10 +40,34 @@ std::string aborts(const Subject& subject) {
   const TestDirectory scratch;
   run_all_ranks(1, kLimit, [&](int rank) -> std::string {
     Joined joined(subject, scratch.path(), rank, 1);
-    joined.communicator->abort();
-    return "";
+    Communicator& c = *joined.communicator;
+    const Registered& block = *new Registered(joined, 4096);  // its end would need all ranks
+    c.abort();
+    const std::optional<std::string> fault = c.error();
+    need(fault.has_value(), "error() after abort()", "nothing", "a fault");
+    c.all_reduce({block.memory.data(), DType::f32, {1024}}, Reduction::sum, joined.stream);
+    joined.device->synchronize(joined.stream);
+    need_refusal("barrier() after abort()", ErrorCode::communication, [&] { c.barrier(); });
+    return *fault;
   });
   return "";
+}
+
+std::string grows(const Subject& subject) {
+  const TestDirectory scratch;
+  const auto outcomes = run_all_ranks(1, kLimit, [&](int rank) {
+    Joined joined(subject, scratch.path(), rank, 1);
+    Registered block(joined, 4096);
+    const View view{block.memory.data(), DType::f32, {1024}};
+    joined.device->fill(block.memory.data(), 0, 4096, joined.stream);
+    return need_no_growth("an all_reduce, an all_gather and a barrier", [&] {
+      joined.communicator->all_reduce(view, Reduction::sum, joined.stream);
+      joined.communicator->all_gather(view, view, {}, joined.stream);
+      joined.device->synchronize(joined.stream);
+      joined.communicator->barrier();
+    });
+  });
+  return outcomes[0].text;
 }
 
 }  // namespace
@@ -68,6 +93,7 @@ void check_communicator(Report& report, const Subject& subject) {
   });
   if (!holds) sizes = {1};
   check_collectives(report, subject, sizes);
+  report.contract("calls leave nothing", [&] { return grows(subject); });
   report.contract("abort", [&] { return aborts(subject); });
   if (sizes.size() > 1) check_communicator_faults(report, subject, std::min(sizes.back(), 3));
 }

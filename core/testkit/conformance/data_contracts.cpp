@@ -3,6 +3,7 @@
 #include <set>
 
 #include "conformance/contracts.h"
+#include "conformance/growth.h"
 #include "quern/data_source.h"
 
 namespace quern::conformance {
@@ -208,6 +209,14 @@ void check_dataset(Report& report, const Subject& subject) {
     report.contract(prefix + "determinism", [&] { return repeats(subject, of); });
     if (split == Split::train) report.contract(prefix + "order", [&] { return shuffles(subject); });
     report.contract(prefix + "save and restore", [&] { return source_resumes(subject, of); });
+    report.contract(prefix + "batches leave nothing", [&] {
+      Opened opened(subject, of);
+      const std::string start = opened.source->save_state();
+      return need_no_growth("a batch, and a load_state()", [&] {
+        opened.next();
+        opened.source->load_state(start);
+      });
+    });
   }
   if (!any)
     report.contract("batches", []() -> std::string { throw Skipped{"no data: name some with --set key=value"}; });

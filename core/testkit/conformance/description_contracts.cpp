@@ -3,6 +3,7 @@
 
 #include "config/resolve.h"
 #include "conformance/contracts.h"
+#include "conformance/growth.h"
 #include "plugin/plugin_file.h"
 
 namespace quern::conformance {
@@ -122,6 +123,9 @@ void check_description(Report& report, const Subject& subject) {
     return settings.empty() ? std::string("from its defaults") : "with " + settings;
   });
   report.contract("stated values work", [&] { return stated_values_work(subject); });
+  report.contract("instances leave nothing", [&] {
+    return need_no_growth("an instance made and dropped", [&] { make_any(subject, subject.values); });
+  });
 }
 
 }  // namespace quern::conformance

@@ -3,6 +3,7 @@
 #include <fcntl.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstdio>
 #include <fstream>
@@ -15,6 +16,7 @@
 
 #include "base/files/test_directory.h"
 #include "conformance/contracts.h"
+#include "conformance/growth.h"
 
 namespace quern::conformance {
 
@@ -204,18 +206,35 @@ std::string goes_on(const Subject& subject) {
   return "";
 }
 
+/// A folder that is not there, and one that is a file, which root cannot write to either.
 std::string bad_directory(const Subject& subject) {
-  TestDirectory scratch;
-  Redirected output(scratch / "standard output");
-  auto sink = subject.make<LogSink>();
-  try {
-    sink->open({scratch / "no such folder", false, 1});
-  } catch (const Error& error) {
-    need(error.code() == ErrorCode::resources, "a run directory that is not there", error.what(), "a resources error");
-    return "refused";
+  Sinking sinking;
+  const Left left = sinking.write(subject, false);
+  const bool writes = std::any_of(left.after.begin(), left.after.end(),
+                                  [](const auto& file) { return file.first != "standard output"; });
+  std::ofstream(sinking.scratch / "file") << "no folder";
+  for (const char* place : {"no such folder", "file"}) {
+    Redirected output(sinking.scratch / "standard output");
+    auto sink = subject.make<LogSink>();
+    const std::string what = std::string("a run directory that ") + (*place == 'f' ? "is a file" : "is not there");
+    try {
+      sink->open({sinking.scratch / place, false, 1});
+      for (const LogEvent& event : events()) sink->write(event);
+    } catch (const Error& error) {
+      need(error.code() == ErrorCode::resources, what, error.what(), "a resources error");
+      continue;
+    }
+    need(!writes, what, "accepted, and its files are lost", "a resources error");
   }
-  sink->write(events()[0]);
-  return "needs no directory";
+  return writes ? "refused" : "needs no directory";
+}
+
+std::string grows(const Subject& subject) {
+  Sinking sinking;
+  Redirected output(sinking.run / "standard output");
+  auto sink = subject.make<LogSink>();
+  sink->open({sinking.run.string(), false, 1});
+  return need_no_growth("an event written", [&, step = events()[1]] { sink->write(step); });
 }
 
 }  // namespace
@@ -225,6 +244,7 @@ void check_log_sink(Report& report, const Subject& subject) {
   report.contract("flushes", [&] { return flushes(subject); });
   report.contract("resumes", [&] { return goes_on(subject); });
   report.contract("no run directory", [&] { return bad_directory(subject); });
+  report.contract("events leave nothing", [&] { return grows(subject); });
 }
 
 }  // namespace quern::conformance

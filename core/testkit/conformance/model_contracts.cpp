@@ -32,6 +32,11 @@ std::string sound_programs(const Subject& subject, const Model& model) {
   return std::to_string(model.parameters().size()) + " parameter tensors, " + std::to_string(count) + " numbers";
 }
 
+/// Whether an option is the number of layers, by Hugging Face's names.
+bool is_depth(const std::string& key) {
+  return key == "num_hidden_layers" || key == "n_layer" || key == "num_layers" || key == "depth";
+}
+
 /// All that a model says of itself.
 std::string described(const Subject& subject, const Model& model) {
   const ModelTraits traits = model.traits();
@@ -61,19 +66,6 @@ nlohmann::json read_back(const Subject& subject, const Model& model, const std::
   return config;
 }
 
-/// Other values of an option than it has here, from which one may be taken.
-std::vector<OptionValue> other_values(const OptionSpec& spec, const OptionValue& now) {
-  std::vector<OptionValue> values;
-  for (const std::string& choice : spec.choices) values.emplace_back(choice);
-  if (const auto* flag = std::get_if<bool>(&now)) values.emplace_back(!*flag);
-  if (const auto* integer = std::get_if<std::int64_t>(&now))
-    for (std::int64_t other : {*integer * 2, *integer + 1, *integer / 2}) values.emplace_back(other);
-  if (const auto* real = std::get_if<double>(&now))
-    for (double other : {*real * 1.5, *real + 0.25, *real / 2}) values.emplace_back(other);
-  std::erase_if(values, [&](OptionValue value) { return value == now || check_option(spec, value).has_value(); });
-  return values;
-}
-
 /// Whether some other value of the option changes the model.
 bool has_effect(const Subject& subject, const OptionSpec& spec, const OptionValue& now) {
   try {
@@ -88,8 +80,8 @@ bool has_effect(const Subject& subject, const OptionSpec& spec, const OptionValu
 /// An option has an effect, at the latest in a model with many layers and another value of another option.
 void need_effect(const Subject& subject, const OptionSpec& spec, const OptionValue& now) {
   Subject deep = subject;
-  for (const char* layers : {"num_hidden_layers", "n_layer", "num_layers", "depth"})
-    if (deep.values.find(layers)) deep.values.set(layers, std::int64_t{12});
+  for (const OptionSpec& other : subject.factory.options)
+    if (is_depth(other.key)) deep.values.set(other.key, std::int64_t{12});
   if (has_effect(deep, spec, now)) return;
   for (const OptionSpec& other : subject.factory.options) {
     const OptionValue* value = deep.values.find(other.key);
@@ -223,7 +215,7 @@ class Slopes {
 
 /// Along the gradient itself the slope is its norm. That does not see elements whose gradient is missing, so random
 /// directions follow, along which the slope is the gradient's share.
-std::string gradients_agree(const Made& made) {
+std::string gradients_agree(const Made& made, int directions = 4) {
   Trial& trial = *made.trial;
   trial.stir();
   Slopes slopes(trial);
@@ -236,7 +228,7 @@ std::string gradients_agree(const Made& made) {
     const std::vector<float> values = trial.tensor("master", master.parameter, layer);
     const double norm = std::sqrt(dot(gradient, gradient));
     need(std::isfinite(norm), "gradient of " + name, "a norm of " + number(norm), "a finite one");
-    for (int direction = 0; direction < 4; ++direction) {
+    for (int direction = 0; direction < directions; ++direction) {
       std::vector<float> along = gradient;
       if (direction > 0)
         along = testkit::random_normal(static_cast<std::int64_t>(values.size()), static_cast<std::uint64_t>(direction));
@@ -254,6 +246,33 @@ std::string gradients_agree(const Made& made) {
     }
   }
   return std::to_string(gradients.size()) + " tensors, worst relative error " + number(worst);
+}
+
+/// The gradients of models with other values of an option, one at a time, and of one and three layers.
+std::string gradients_of_variants(const Subject& subject) {
+  std::size_t tried = 0;
+  for (const OptionSpec& spec : subject.factory.options) {
+    const OptionValue* now = subject.values.find(spec.key);
+    if (!now || spec.key == "config") continue;
+    std::vector<OptionValue> values = other_values(spec, *now);
+    if (spec.type != OptionType::text && values.size() > 1) values.resize(1);
+    if (is_depth(spec.key)) values = {OptionValue(std::int64_t{1}), OptionValue(std::int64_t{3})};
+    for (const OptionValue& value : values) {
+      std::unique_ptr<Model> other;
+      try {
+        other = subject.make_with<Model>(spec.key, value);
+      } catch (const Error&) {
+        continue;  // of the contract "stated values work"
+      }
+      try {
+        gradients_agree(fresh(subject, nullptr, {}, false, std::move(other)), 2);
+      } catch (const Broken& fault) {
+        broken(fault.what + " with " + spec.key + " = " + to_string(value), fault.got, fault.want);
+      }
+      ++tried;
+    }
+  }
+  return std::to_string(tried) + " models";
 }
 
 template <class T>
@@ -429,6 +448,7 @@ void check_model(Report& report, const Subject& subject) {
   report.contract("config.json", [&] { return own_config(subject, *model); });
   report.contract("loss at initialisation", [&] { return first_loss(subject); });
   report.contract("gradients", [&] { return gradients_agree(fresh(subject)); });
+  report.contract("gradients of variants", [&] { return gradients_of_variants(subject); });
   report.contract("frozen parameters", [&] { return frozen(subject); });
   report.contract("adapters", [&] { return adapts(subject); });
   if (!subject.host.ops().empty())

@@ -5,6 +5,7 @@
 
 #include "base/files/test_directory.h"
 #include "conformance/contracts.h"
+#include "conformance/growth.h"
 #include "quern/error.h"
 #include "quern/testkit/device_memory.h"
 
@@ -190,6 +191,20 @@ std::string maps(const Subject& subject) {
   return "mapped";
 }
 
+std::string grows(const Subject& subject) {
+  Opened opened(subject);
+  const OffloadSlot slot = opened.store->reserve(9001);
+  DeviceMemory memory(*opened.device, 9001);
+  memory.write(pattern(9001, 4).data());
+  return need_no_growth("put, get and flush", [&] {
+    opened.store->put(slot, 0, memory.data(), 9001, opened.stream);
+    opened.store->prefetch(slot, 5, 4000);
+    opened.store->get(slot, 5, memory.data(), 4000, opened.stream);
+    opened.store->flush();
+    opened.device->synchronize(opened.stream);
+  });
+}
+
 std::string refuses(const Subject& subject) {
   Opened opened(subject);
   constexpr std::size_t kTooLarge = std::size_t{1} << 60;
@@ -220,6 +235,7 @@ void check_offload_store(Report& report, const Subject& subject) {
   report.contract("flush", [&] { return flushes(subject); });
   report.contract("neighbouring parts", [&] { return neighbours(subject); });
   report.contract("map", [&] { return maps(subject); });
+  report.contract("calls leave nothing", [&] { return grows(subject); });
   report.contract("a slot that is too large", [&] { return refuses(subject); });
 }
 

@@ -7,7 +7,9 @@
 #include "conformance/contracts.h"
 #include "conformance/trial.h"
 #include "optimizer/update_traits.h"
+#include "quern/numeric.h"
 #include "quern/step_state.h"
+#include "quern/testkit/independence.h"
 #include "quern/testkit/op_launch.h"
 #include "quern/testkit/tiny_model.h"
 
@@ -21,9 +23,10 @@ struct Made {
   std::unique_ptr<Trial> trial;
 };
 
-Made fresh(const Subject& subject, const Model& model) {
+Made fresh(const Subject& subject, const Model& model, DType master = DType::f32) {
   Made made{oracle(subject.host), subject.make<Optimizer>(), nullptr};
   PlanOptions options;
+  options.master = master;
   options.geometry = {4, 8};
   made.trial =
       std::make_unique<Trial>(subject.host, TrialParts{model, *made.device, nullptr, made.optimizer.get()}, options);
@@ -150,9 +153,25 @@ using testkit::PoisonedTensor;
 /// The update of parameters of one shape, of which it takes `rows` rows from `first` on.
 class UpdateRun {
  public:
-  UpdateRun(Device& device, const OpSet& ops, const Optimizer& optimizer, const ParameterSpec& spec)
-      : device_(device), ops_(ops), optimizer_(optimizer), spec_(spec), states_(optimizer.states(spec)) {}
+  UpdateRun(Device& device, const OpSet& ops, const Optimizer& optimizer, const ParameterSpec& spec,
+            DType master = DType::f32)
+      : device_(device),
+        ops_(ops),
+        optimizer_(optimizer),
+        spec_(spec),
+        states_(optimizer.states(spec)),
+        master_(master) {}
 
+  /// Adds a tensor of equal elements.
+  void add_equal() {
+    std::vector<PoisonedTensor>& tensor = tensors_.emplace_back();
+    auto fill = [&](DType dtype, const Extents& extents, float value) {
+      tensor.emplace_back(dtype, extents, std::vector<float>(static_cast<std::size_t>(element_count(extents)), value));
+    };
+    fill(DType::f32, spec_.extents, 0.5f);
+    fill(master_, spec_.extents, 1);
+    for (const OptimizerState& state : states_) fill(state.evaluated ? master_ : state.dtype, state.extents, 1);
+  }
   /// Adds a tensor: its gradient, master and states, with values of that seed.
   void add(std::uint64_t seed) {
     std::vector<PoisonedTensor>& tensor = tensors_.emplace_back();
@@ -246,6 +265,7 @@ class UpdateRun {
   const Optimizer& optimizer_;
   const ParameterSpec& spec_;
   std::vector<OptimizerState> states_;
+  DType master_;
   std::vector<std::vector<PoisonedTensor>> tensors_;
 };
 
@@ -327,10 +347,123 @@ std::string local(const Subject& subject) {
   return format_list({stated.begin(), stated.end()});
 }
 
+/// Masters in bf16 are rounded up or down by chance, with a draw for each element: rounding to nearest loses updates
+/// smaller than half a unit.
+std::string rounds_masters(const Subject& subject, const Model& model) {
+  try {
+    fresh(subject, model, DType::bf16);
+  } catch (const Error& error) {
+    need(error.code() == ErrorCode::config, "masters in bf16", error.what(), "a plan, or a config error");
+    return std::string("refused: ") + error.what();
+  }
+  auto device = oracle(subject.host);
+  auto optimizer = subject.make<Optimizer>();
+  OpSet ops = builtin_ops();
+  for (const OpSpec& spec : subject.host.ops()) ops.add(spec);
+  const ParameterSpec spec = matrix("w", ParameterGroup::block, "w", 256, 128);
+  UpdateRun exact(*device, ops, *optimizer, spec), rounded(*device, ops, *optimizer, spec, DType::bf16);
+  for (UpdateRun* run : {&exact, &rounded})
+    for (int tensor : {0, 1}) static_cast<void>(tensor), run->add_equal();
+  const std::vector<PoisonedTensor> got = rounded.run(), want = exact.run();
+  std::vector<double> draws[2];
+  for (std::size_t tensor : {0, 1}) {
+    const std::size_t master = tensor * (exact.operands() - 1);
+    const std::vector<float> values = want[master].floats(), results = got[master].floats();
+    for (std::size_t i = 0; i < values.size(); ++i) {
+      const float low = bf16_to_float(float_to_bf16_stochastic(values[i], 0)),
+                  high = bf16_to_float(float_to_bf16_stochastic(values[i], 0xffff));
+      const std::string where = "element " + std::to_string(i) + " of a bf16 master, " + number(values[i]) + " in fp32";
+      need(results[i] == low || results[i] == high, where, number(results[i]), number(low) + " or " + number(high));
+      const double up = low == high ? 0.5 : (double{values[i]} - low) / (double{high} - low);
+      if (up < 0.05 || up > 0.95) return "values near bf16's own say nothing";
+      draws[tensor].push_back(((results[i] == high ? 1 : 0) - up) / std::sqrt(up * (1 - up)));
+    }
+    const std::string found = testkit::dependence(draws[tensor]);
+    need(found.empty(), "roundings of a bf16 master's elements", found, "up by chance, a draw for each element");
+  }
+  const std::string found = testkit::dependence(draws[0], draws[1]);
+  need(found.empty(), "roundings of two tensors", found, "draws of their own");
+  return std::to_string(2 * draws[0].size()) + " elements";
+}
+
+/// States are the same whoever says them, and finite; two trainings side by side are each as one alone.
+std::string side_by_side(const Subject& subject, const Model& model) {
+  auto one = subject.make<Optimizer>(), other = subject.make<Optimizer>();
+  auto text_of = [](const std::vector<OptimizerState>& states) {
+    std::string text;
+    for (const OptimizerState& state : states)
+      text += state.name + " " + std::string(name_of(state.dtype)) + " " + to_string(state.extents) + "\n";
+    return text;
+  };
+  for (const ParameterSpec& spec : model.parameters()) {
+    const std::string want = text_of(one->states(spec));
+    for (Optimizer* again : {one.get(), other.get()})
+      need(text_of(again->states(spec)) == want, "states of " + spec.name + ", asked again", "others", "the same");
+    std::set<std::string> names;
+    for (const OptimizerState& state : one->states(spec))
+      need(!state.name.empty() && names.insert(state.name).second, "states of " + spec.name,
+           "\"" + state.name + "\" without a name of its own", "a name each");
+  }
+  Made alone = fresh(subject, model), first = fresh(subject, model), second = fresh(subject, model);
+  alone.trial->train(0, 3);
+  for (std::uint32_t step = 0; step < 3; ++step) {
+    second.trial->train(2 * step, 2 * step + 2);
+    first.trial->train(step, step + 1);
+  }
+  const std::string differs = first_difference(first.trial->state(), alone.trial->state());
+  need(differs.empty(), differs + " after three steps with another training beside it", "other bits", "those alone");
+  for (const PlannedTensor& tensor : second.trial->plan().tensors) {
+    if (tensor.owner != TensorOwner::optimizer || size_of(tensor.dtype) < 2) continue;
+    for (float value : second.trial->tensor(tensor.kind, tensor.parameter, tensor.layer))
+      need(std::isfinite(value), tensor.kind + " of " + tensor_name(tensor) + " after six steps", number(value),
+           "finite numbers");
+  }
+  return "three steps and six";
+}
+
+/// Each option changes what a training makes at some other value, or has one for which it refuses to.
+template <class Result>
+std::string options_have_effect(const Subject& subject, const Result& result) {
+  const auto plain = result(subject);
+  std::size_t tried = 0;
+  for (const OptionSpec& spec : subject.factory.options) {
+    const OptionValue* now = subject.values.find(spec.key);
+    if (!now) continue;
+    bool made = false, changes = false;
+    for (const OptionValue& value : other_values(spec, *now)) {
+      Subject other = subject;
+      other.values.set(spec.key, value);
+      try {
+        changes = result(other) != plain;
+        made = true;
+      } catch (const Error&) {
+        changes = true;  // a refusal is an effect
+      }
+      if (changes) break;
+    }
+    need(changes || !made, "option " + spec.key, "the same bits whatever its value", "an effect");
+    ++tried;
+  }
+  return std::to_string(tried) + " options";
+}
+
+/// Three steps, and kinds of ops, since an option may choose between ops that give the same bits; or the refusal.
+std::pair<State, std::string> trained(const Subject& subject, const Model& model, DType master) {
+  try {
+    Made made = fresh(subject, model, master);
+    made.trial->train(0, 3);
+    std::string kinds;
+    for (const Task& task : made.trial->plan().schedules.tasks) kinds += task.instance.kind + "\n";
+    return {made.trial->state(), kinds};
+  } catch (const Error& error) {
+    return {{}, error.what()};
+  }
+}
+
 std::string factors(const Subject& subject) {
-  for (std::int64_t steps : {1, 2, 7, 1000, 1'000'000}) {
+  for (std::int64_t steps : {1, 2, 3, 7, 100, 10'000, 1'000'000}) {
     auto schedule = subject.make<Schedule>(), other = subject.make<Schedule>();
-    std::int64_t stride = std::max<std::int64_t>(1, steps / 997);
+    std::int64_t stride = std::max<std::int64_t>(1, steps / 9973);
     for (std::int64_t i = 0; i < steps; i += stride) {
       const std::int64_t step = steps - 1 - i;  // backwards: a factor depends on the step alone
       const double factor = schedule->factor(step, steps);
@@ -352,12 +485,28 @@ void check_optimizer(Report& report, const Subject& subject) {
   report.contract("every element", [&] { return changes_all(subject, model); });
   report.contract("gradient scale", [&] { return scales_gradients(subject, model); });
   report.contract("locality", [&] { return local(subject); });
+  report.contract("masters in bf16", [&] { return rounds_masters(subject, model); });
+  report.contract("two trainings", [&] { return side_by_side(subject, model); });
+  report.contract("options", [&] {
+    return options_have_effect(subject, [&](const Subject& changed) {
+      return std::pair(trained(changed, model, DType::f32), trained(changed, model, DType::bf16));
+    });
+  });
   report.contract("skips", [&] { return skips(subject, model); });
   report.contract("save and restore", [&] { return optimizer_resumes(subject, model); });
 }
 
 void check_schedule(Report& report, const Subject& subject) {
   report.contract("factors", [&] { return factors(subject); });
+  report.contract("options", [&] {
+    return options_have_effect(subject, [](const Subject& changed) {
+      std::vector<double> made;
+      auto schedule = changed.make<Schedule>();
+      for (std::int64_t steps : {10, 1000, 100'000})
+        for (std::int64_t i = 0; i < 100; ++i) made.push_back(schedule->factor(i * steps / 100, steps));
+      return made;
+    });
+  });
 }
 
 }  // namespace quern::conformance

@@ -4,6 +4,18 @@
 
 namespace quern::conformance {
 
+std::vector<OptionValue> other_values(const OptionSpec& spec, const OptionValue& now) {
+  std::vector<OptionValue> values;
+  for (const std::string& choice : spec.choices) values.emplace_back(choice);
+  if (const auto* flag = std::get_if<bool>(&now)) values.emplace_back(!*flag);
+  if (const auto* integer = std::get_if<std::int64_t>(&now))
+    for (std::int64_t other : {*integer * 2, *integer + 1, *integer / 2, *integer + 100}) values.emplace_back(other);
+  if (const auto* real = std::get_if<double>(&now))
+    for (double other : {*real * 1.5, *real + 0.25, *real / 2}) values.emplace_back(other);
+  std::erase_if(values, [&](OptionValue value) { return value == now || check_option(spec, value).has_value(); });
+  return values;
+}
+
 std::unique_ptr<Device> fresh_device(PluginHost& host, const std::string& id) {
   const Factory& factory = host.require(kPluginKind<Device>, id);
   OptionValues values = default_values(factory.options);

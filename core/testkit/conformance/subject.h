@@ -34,6 +34,9 @@ struct Subject {
   }
 };
 
+/// Other values of an option than it has here, from which one may be taken.
+std::vector<OptionValue> other_values(const OptionSpec& spec, const OptionValue& now);
+
 /// The oracle: a fresh CPU device, open, with the kernels that loaded plugins bring for it.
 std::unique_ptr<Device> oracle(PluginHost& host);
 /// A fresh device by id, with kernels as above; not open.

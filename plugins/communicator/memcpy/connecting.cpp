@@ -129,7 +129,10 @@ void MemcpyCommunicator::unregister_buffer(void* memory) {
   barrier();  // CUDA's IPC handles: memory is released by those who mapped it before its owner does
 }
 
-void MemcpyCommunicator::barrier() { exchange({}); }
+void MemcpyCommunicator::barrier() {
+  if (!board_ && ended_) throw Error(ErrorCode::communication, {.where = kWhere, .what = *error()});
+  exchange({});
+}
 
 /// All faults of set-up are faults of the group.
 std::vector<Message> MemcpyCommunicator::exchange(Message own) {

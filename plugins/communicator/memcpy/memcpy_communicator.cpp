@@ -52,7 +52,7 @@ bool MemcpyCommunicator::begins(Stream stream) {
   if (!device_) fail_internal(kWhere, "used before connect");
   auto same = [&](Stream other) { return other.handle == stream.handle; };
   if (std::none_of(streams_.begin(), streams_.end(), same)) streams_.push_back(stream);
-  return !board_ || !board_->failed();
+  return !(board_ ? board_->failed() : ended_.load());
 }
 
 std::vector<int> MemcpyCommunicator::peers() const {
@@ -347,9 +347,13 @@ void MemcpyCommunicator::receive(const View& out, int from, Stream stream) {
 
 // ---- faults ----
 
-std::optional<std::string> MemcpyCommunicator::error() { return board_ ? board_->fault() : std::nullopt; }
+std::optional<std::string> MemcpyCommunicator::error() {
+  if (board_) return board_->fault();
+  return ended_ ? std::optional<std::string>("rank 0 ended it") : std::nullopt;
+}
 
 void MemcpyCommunicator::abort() noexcept {
+  ended_ = true;
   if (!board_) return;
   board_->fail("rank " + std::to_string(rank_) + " ended it");
   meeting_->end();

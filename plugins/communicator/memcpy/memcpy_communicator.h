@@ -4,6 +4,7 @@
 // next pieces are on their way. The order between ranks is kept by signals of the streams (board.h). Where a rank
 // cannot read another's memory, all copies go through host memory (relay.h).
 
+#include <atomic>
 #include <functional>
 #include <memory>
 #include <vector>
@@ -102,7 +103,8 @@ class MemcpyCommunicator final : public Communicator {
   int rank_ = 0, size_ = 1;
   Device* device_ = nullptr;
   std::unique_ptr<Meeting> meeting_;
-  std::unique_ptr<Board> board_;
+  std::unique_ptr<Board> board_;          // none in a group of one
+  std::atomic<bool> ended_ = false;       // by abort() of a group of one
   std::unique_ptr<Relay> relay_;  // none where ranks read each other's memory
   char* staging_ = nullptr;       // two times a piece of each rank, to be summed, and one to be sent
   char* window_ = nullptr;        // the last of these, or of the relay

@@ -82,7 +82,8 @@ void MpiCommunicator::unregister_buffer(void* memory) {
 
 void MpiCommunicator::barrier() {
   if (!device_) fail_internal(kWhere, "used before connect");
-  if (wire_ && !wire_->barrier()) throw Error(ErrorCode::communication, {.where = kWhere, .what = *wire_->fault()});
+  if (wire_ ? !wire_->barrier() : ended_.load())
+    throw Error(ErrorCode::communication, {.where = kWhere, .what = *error()});
 }
 
 // ---- enqueueing ----
@@ -91,7 +92,7 @@ bool MpiCommunicator::begins(Stream stream) {
   if (!device_) fail_internal(kWhere, "used before connect");
   auto same = [&](Stream other) { return other.handle == stream.handle; };
   if (std::none_of(streams_.begin(), streams_.end(), same)) streams_.push_back(stream);
-  return !wire_ || !wire_->failed();
+  return !(wire_ ? wire_->failed() : ended_.load());
 }
 
 Call MpiCommunicator::call(Call::Kind kind, const View& whole, std::uint32_t detail, Counts counts,
@@ -268,9 +269,13 @@ void MpiCommunicator::receive(const View& out, int from, Stream stream) {
 
 // ---- faults ----
 
-std::optional<std::string> MpiCommunicator::error() { return wire_ ? wire_->fault() : std::nullopt; }
+std::optional<std::string> MpiCommunicator::error() {
+  if (wire_) return wire_->fault();
+  return ended_ ? std::optional<std::string>("rank 0 aborted") : std::nullopt;
+}
 
 void MpiCommunicator::abort() noexcept {
+  ended_ = true;
   if (wire_) wire_->fail("rank " + std::to_string(rank_) + " aborted");
 }
 

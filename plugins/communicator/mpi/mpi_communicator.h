@@ -3,6 +3,7 @@
 // those before; or directly, where MPI reads and writes the device's memory. Sums bring the ranks' pieces together and
 // run the op reduce_ranks on them.
 
+#include <atomic>
 #include <memory>
 #include <vector>
 
@@ -89,7 +90,8 @@ class MpiCommunicator final : public Communicator {
   std::vector<collectives::Buffer> buffers_;
   std::vector<Stream> streams_;  // that have seen calls
   std::unique_ptr<collectives::RankReduction> reduction_;
-  std::unique_ptr<Wire> wire_;  // null: one rank
+  std::unique_ptr<Wire> wire_;        // null: one rank
+  std::atomic<bool> ended_ = false;  // by abort() of one rank
   std::unique_ptr<Progress> progress_;
 };
 

@@ -1,6 +1,8 @@
 #pragma once
 // A group of one rank, sound but for `gathered`: how many bytes an all_gather hands on.
 
+#include <atomic>
+
 #include "quern/error.h"
 #include "quern/plugin.h"
 
@@ -17,7 +19,10 @@ class Alone : public quern::Communicator {
   }
   void register_buffer(void*, std::size_t) override {}
   void unregister_buffer(void*) override {}
-  void barrier() override {}
+  void barrier() override {
+    if (const auto fault = error())
+      throw quern::Error(quern::ErrorCode::communication, {.where = traits_.id, .what = *fault});
+  }
   void all_reduce(const quern::View&, quern::Reduction, quern::Stream) override {}
   void reduce_scatter(const quern::View& in, const quern::View& out, quern::Counts, quern::Reduction,
                       quern::Stream stream) override {
@@ -32,8 +37,10 @@ class Alone : public quern::Communicator {
   void broadcast(const quern::View&, int, quern::Stream) override {}
   void send(const quern::View&, int, quern::Stream) override {}
   void receive(const quern::View&, int, quern::Stream) override {}
-  std::optional<std::string> error() override { return std::nullopt; }
-  void abort() noexcept override {}
+  std::optional<std::string> error() override {
+    return aborted_ ? std::optional<std::string>("aborted") : std::nullopt;
+  }
+  void abort() noexcept override { aborted_ = true; }
 
  protected:
   virtual std::size_t gathered(std::size_t bytes) const { return bytes; }
@@ -41,4 +48,5 @@ class Alone : public quern::Communicator {
  private:
   quern::CommunicatorTraits traits_;
   quern::Device* device_ = nullptr;
+  std::atomic<bool> aborted_ = false;
 };
