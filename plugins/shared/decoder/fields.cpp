@@ -102,9 +102,9 @@ void check_longrope(const Fields& f, std::vector<std::string>& problems) {
                          " numbers, expected " + std::to_string(pairs) + " above 0" +
                          (pairs == 0 ? ", since rope_type is " + f.rope_type : ", one for each pair that rotates"));
   if (!is_long(f.rope_type)) {
-    if (f.original_positions != 0 && f.original_positions < f.max_position_embeddings)
+    if (f.original_positions != 0 && f.original_positions != f.max_position_embeddings)
       problems.push_back("original_max_position_embeddings: found " + std::to_string(f.original_positions) +
-                         ", expected at least max_position_embeddings, which is " +
+                         ", expected max_position_embeddings, which is " +
                          std::to_string(f.max_position_embeddings) + ", or rope_type longrope");
     return;
   }
