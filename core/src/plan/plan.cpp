@@ -82,6 +82,13 @@ std::int64_t Plan::host_bytes() const {
   return bytes;
 }
 
+std::int64_t Plan::disk_bytes() const {
+  std::int64_t bytes = 0;
+  for (const StorePlan& store : stores)
+    if (!store.in_host_memory) bytes = checked_sum(bytes, store.bytes);
+  return bytes;
+}
+
 std::vector<PlannedTensor> training_state(const Plan& plan) {
   std::vector<PlannedTensor> state;
   for (const PlannedTensor& tensor : plan.tensors) {

@@ -39,6 +39,7 @@ struct PlanOptions {
   std::int64_t last_layers = 0;        ///< and so many at the end
   std::int64_t device_budget = 0;      ///< bytes; with it, or the next, the planner chooses what stays within both
   std::int64_t host_budget = 0;        ///< bytes, pinned and of stores in host memory; 0: any number
+  std::int64_t disk_budget = 0;        ///< bytes of stores that are not in host memory; 0: any number
   std::vector<std::string> stores;     ///< that it may choose: the first for any state, others for the optimizer's
   StatePlacement state;                ///< ranks, shards and memories of parameter state and activations
   std::int64_t accumulation = 1;       ///< micro-batches of a step on this rank, for estimates
@@ -133,7 +134,9 @@ struct StorePlan {
   std::string id;
   std::int64_t bytes = 0;
   bool in_host_memory = true;
-  bool in_place = false;  ///< kernels read and write there; else it comes to slots and goes back
+  bool in_place = false;      ///< kernels read and write there; else it comes to slots and goes back
+  std::int64_t capacity = 0;  ///< bytes; 0: not known
+  StoreRates rates = {};
 };
 
 /// Programs of layers that are alike.
@@ -281,6 +284,8 @@ struct Plan {
   std::int64_t device_total() const { return device_bytes + beside_bytes; }
   /// Pinned, and of stores in host memory.
   std::int64_t host_bytes() const;
+  /// Of stores that are not in host memory.
+  std::int64_t disk_bytes() const;
   /// "qkv.weight and o.weight, of which op "muon" needs whole matrices": what every rank keeps and updates whole
   /// although ranks shard the optimizer. Empty: nothing.
   std::string whole_on_ranks() const;

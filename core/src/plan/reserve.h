@@ -44,6 +44,8 @@ class Reserve {
       if (const OffloadTraits* traits = parts_.store(memory)) {
         it->in_host_memory = traits->in_host_memory;
         it->in_place = traits->mappable;
+        it->capacity = static_cast<std::int64_t>(traits->capacity);
+        it->rates = {traits->put_rate, traits->get_rate};
       }
     }
     return static_cast<std::int32_t>(it - plan_.stores.begin());

@@ -227,7 +227,11 @@ void Session::make_precision_forms(PluginHost& host) {
 PlanParts Session::parts() const {
   PlanParts parts{*model, *precision, *device, *optimizer, custom_ops, outer_precision.get()};
   parts.forms = precision_forms;
-  for (const std::unique_ptr<OffloadStore>& store : stores) parts.stores.push_back(store->traits());
+  for (const std::unique_ptr<OffloadStore>& store : stores) {
+    parts.stores.push_back(store->traits());
+    std::size_t& capacity = parts.stores.back().capacity;  // for all ranks of the machine; 0: not known
+    if (capacity > 0) capacity = static_cast<std::size_t>(share_of_machine(static_cast<std::int64_t>(capacity)));
+  }
   if (communicator) {
     const CommunicatorTraits& traits = communicator->traits();
     parts.communicator_bytes =
@@ -271,6 +275,13 @@ bool Session::leaves_sharding() const {
                                             [&](const char* key) { return config.sets("parallel", key); });
 }
 
+// What a launcher does not say, parallel.machines does.
+std::int64_t Session::share_of_machine(std::int64_t bytes) const {
+  const std::optional<RankPlace> place = rank_place();
+  const std::int64_t sharing = place && place->local_size > 0 ? place->local_size : parallel.ranks / parallel.machines;
+  return bytes == 0 ? 0 : std::max<std::int64_t>(bytes / sharing, 1);
+}
+
 PlanOptions Session::plan_options() const {
   PlanOptions options;
   options.geometry = {train.micro_batch, train.sequence};
@@ -282,10 +293,8 @@ PlanOptions Session::plan_options() const {
   options.outer_parameters = precision_options.outer_parameters;
   options.recompute = memory.recompute;
   options.device_budget = *size_in_bytes(memory.device_budget);
-  // All ranks of a machine share its memory; what a launcher does not say, parallel.machines does.
-  const std::optional<RankPlace> place = rank_place();
-  options.host_budget = *size_in_bytes(memory.host_budget) /
-                        (place && place->local_size > 0 ? place->local_size : parallel.ranks / parallel.machines);
+  options.host_budget = share_of_machine(*size_in_bytes(memory.host_budget));
+  options.disk_budget = share_of_machine(*size_in_bytes(memory.disk_budget));
   options.stores = memory.stores;
   auto placed = [&](const std::string& text, const std::string& shards = "none") {
     Placement placement = placement_named(text).value();

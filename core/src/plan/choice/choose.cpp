@@ -75,8 +75,7 @@ class Comparison {
       if (!candidate.planned) plan(candidate);
     auto missing = [&](const Candidate& candidate) {
       const Plan& plan = candidate.fit.plan;
-      const std::int64_t host = limits_.host > 0 ? std::max<std::int64_t>(least_host_bytes(plan) - limits_.host, 0) : 0;
-      return host + std::max<std::int64_t>(least_device_bytes(plan) - limits_.device, 0);
+      return least_stored_above(plan) + std::max<std::int64_t>(least_device_bytes(plan) - limits_.device, 0);
     };
     auto least = std::min_element(candidates_.begin(), candidates_.end(),
                                   [&](const auto& a, const auto& b) { return missing(a) < missing(b); });
@@ -171,7 +170,7 @@ class Comparison {
 
   /// Whether no recomputation makes it fit.
   bool hopeless(const Plan& plan) const {
-    return (limits_.host > 0 && least_host_bytes(plan) > limits_.host) || least_device_bytes(plan) > limits_.device;
+    return least_stored_above(plan) > 0 || least_device_bytes(plan) > limits_.device;
   }
 
   /// What no recomputation frees.
@@ -186,12 +185,26 @@ class Comparison {
     return bytes;
   }
 
-  static std::int64_t least_host_bytes(const Plan& plan) {
-    std::int64_t bytes = plan.host_bytes();
+  /// Activations in a store.
+  static std::int64_t saved_in(const Plan& plan, std::size_t store) {
     for (const OwnerBytes& owner : plan.owners)
-      if (owner.owner == kSavedActivations && owner.store >= 0 &&
-          plan.stores[static_cast<std::size_t>(owner.store)].in_host_memory)
-        bytes -= owner.bytes;
+      if (owner.owner == kSavedActivations && owner.store == static_cast<std::int32_t>(store)) return owner.bytes;
+    return 0;
+  }
+
+  /// What no recomputation frees of host memory, or of stores elsewhere.
+  static std::int64_t least_stored(const Plan& plan, bool host) {
+    std::int64_t bytes = host ? plan.host_bytes() : plan.disk_bytes();
+    for (std::size_t i = 0; i < plan.stores.size(); ++i)
+      if (plan.stores[i].in_host_memory == host) bytes -= saved_in(plan, i);
+    return bytes;
+  }
+
+  /// What no recomputation frees of the bytes above the limits.
+  std::int64_t least_stored_above(const Plan& plan) const {
+    std::int64_t bytes = above(least_stored(plan, true), limits_.host) + above(least_stored(plan, false), limits_.disk);
+    for (std::size_t i = 0; i < plan.stores.size(); ++i)
+      bytes += above(plan.stores[i].bytes - saved_in(plan, i), plan.stores[i].capacity);
     return bytes;
   }
 
@@ -231,11 +244,14 @@ class Comparison {
       if (known.tried && !known.fits) {
         const Plan& plan = known.fit.plan;
         const std::string prefix = there + " the run does not fit: ";
-        if (!known.planned || Limits{0, limits_.host}.hold(plan))
+        if (!known.planned || Limits{0, limits_.host, limits_.disk}.hold(plan))
           return prefix + sized(known.least_bytes) + " of the device and more";
-        const std::int64_t least = least_host_bytes(plan);
-        return prefix + (least > limits_.host ? sized(least) + " of host memory and more"
-                                              : sized(plan.host_bytes()) + " of host memory");
+        const bool host = above(plan.host_bytes(), limits_.host) > 0;
+        const std::string memory = host ? " of host memory" : " on disk";
+        const std::int64_t least = least_stored(plan, host);
+        return prefix + (above(least, host ? limits_.host : limits_.disk) > 0
+                             ? sized(least) + memory + " and more"
+                             : sized(host ? plan.host_bytes() : plan.disk_bytes()) + memory);
       }
       return there + (known.tried ? " a step takes " : " a step takes at least ") + format_duration(known.seconds);
     }

@@ -251,6 +251,58 @@ TEST_CASE("what fits nowhere is refused with what takes the memory and with chan
   CHECK_THROWS_WITH_AS(deep_plan(open_options(), small), doctest::Contains("with which the planner chooses"), Error);
 }
 
+TEST_CASE("a disk's budget and capacity limit what stores keep that are not in host memory") {
+  DeepParts deep;
+  deep.parts.stores = {{.id = "disk", .put_rate = 1e9, .get_rate = 1e9}};
+  PlanOptions options = open_options();
+  options.stores = {"disk"};
+  options.device_budget = deep_plan(tiny_options()).device_bytes / 2;
+  const Choice free = choose(deep.parts, options);
+  REQUIRE(free.fits);
+  const std::int64_t wanted = free.plan.disk_bytes();
+  REQUIRE(wanted > 0);
+  CHECK(free.plan.host_bytes() == free.plan.pinned_bytes + free.plan.snapshot_bytes);
+  options.disk_budget = wanted;
+  CHECK(choose(deep.parts, options).plan.disk_bytes() == wanted);
+  options.disk_budget = wanted - 1;
+  const Choice less = choose(deep.parts, options);
+  CHECK((!less.fits || less.plan.disk_bytes() < wanted));
+  options.disk_budget = 0;
+  deep.parts.stores[0].capacity = static_cast<std::size_t>(wanted - 1);
+  const Choice full = choose(deep.parts, options);
+  CHECK(full.fits == less.fits);
+  CHECK(full.plan.disk_bytes() == less.plan.disk_bytes());
+
+  options.state.moments.memory = "disk";
+  options.device_budget = 0;
+  options.disk_budget = 500;
+  deep.parts.stores[0].capacity = 0;
+  const std::string refusal = testkit::refusal(ErrorCode::resources, [&] { make_plan(deep.parts, options); });
+  CHECK(refusal.starts_with("memory.disk_budget: the run does not fit: found "));
+  CHECK(refusal.find(" on disk needed, of which ") != std::string::npos);
+  CHECK(refusal.find("memory.disk_budget = \"") != std::string::npos);
+  options.disk_budget = 0;
+  deep.parts.stores[0].capacity = 500;
+  CHECK(testkit::refusal(ErrorCode::resources, [&] {
+          make_plan(deep.parts, options);
+        }).starts_with("store disk: the run does not fit: found "));
+}
+
+TEST_CASE("a slow disk is not chosen where recomputation is faster") {
+  DeepParts deep;
+  PlanOptions options = open_options();
+  options.stores = {"disk"};
+  options.device_budget = deep_plan(tiny_options()).device_bytes / 2;
+  auto seconds = [&](double rate) {
+    deep.parts.stores = {{.id = "disk", .put_rate = rate, .get_rate = rate}};
+    const Choice choice = choose(deep.parts, options);
+    REQUIRE(choice.fits);
+    return choice.plan.seconds_per_step;
+  };
+  CHECK(seconds(1e3) > 2 * seconds(0));
+  CHECK(seconds(1e15) == seconds(0));
+}
+
 TEST_CASE("a refusal has its reason also where a kernel lacks the form that an advice needs") {
   const std::int64_t resident = deep_plan(tiny_options()).device_bytes;
   PlanningDevice device([](const OpInstance& op) {

@@ -59,28 +59,40 @@ std::int64_t layers_that_fit(const Plan& fit, const Plan& more, const Limits& li
   auto of = [&](std::int64_t limit, std::int64_t bytes, std::int64_t all) {
     return limit == 0 || all <= bytes ? layers : (limit - bytes) / std::max<std::int64_t>((all - bytes) / layers, 1);
   };
-  return std::min(
-      of(limits.device - (limits.device > 0 ? programs : 0), fit.device_total(), more.device_total() - programs),
-      of(limits.host, fit.host_bytes(), more.host_bytes()));
+  std::int64_t fitting = std::min(
+      {of(limits.device - (limits.device > 0 ? programs : 0), fit.device_total(), more.device_total() - programs),
+       of(limits.host, fit.host_bytes(), more.host_bytes()), of(limits.disk, fit.disk_bytes(), more.disk_bytes())});
+  for (std::size_t i = 0; i < fit.stores.size(); ++i)
+    fitting = std::min(fitting, of(fit.stores[i].capacity, fit.stores[i].bytes, more.stores[i].bytes));
+  return fitting;
 }
 
 }  // namespace
 
+std::int64_t above(std::int64_t bytes, std::int64_t limit) {
+  return limit > 0 ? std::max<std::int64_t>(bytes - limit, 0) : 0;
+}
+
 std::int64_t Limits::missing(const Plan& plan) const {
-  auto above = [](std::int64_t bytes, std::int64_t limit) {
-    return limit == 0 ? 0 : std::max<std::int64_t>(bytes - limit, 0);
-  };
-  return above(plan.device_total(), device) + above(plan.host_bytes(), host);
+  std::int64_t bytes =
+      above(plan.device_total(), device) + above(plan.host_bytes(), host) + above(plan.disk_bytes(), disk);
+  for (const StorePlan& store : plan.stores) bytes += above(store.bytes, store.capacity);
+  return bytes;
 }
 
 Limits limits_of(const PlanParts& parts, const PlanOptions& options) {
   const DeviceTraits& device = parts.device.traits();
   const auto memory = static_cast<std::int64_t>(device.memory_bytes > 0 ? device.memory_bytes + device.own_bytes : 0);
   const std::int64_t budget = options.device_budget;
-  return {budget <= 0 ? memory : memory == 0 ? budget : std::min(budget, memory), options.host_budget};
+  return {budget <= 0   ? memory
+          : memory == 0 ? budget
+                        : std::min(budget, memory),
+          options.host_budget, options.disk_budget};
 }
 
-bool chooses(const PlanOptions& options) { return options.device_budget > 0 || options.host_budget > 0; }
+bool chooses(const PlanOptions& options) {
+  return options.device_budget > 0 || options.host_budget > 0 || options.disk_budget > 0;
+}
 
 std::string text_of(const RecomputeChoice& choice) {
   const std::string text = std::to_string(choice.recomputed.size()) + " values of a layer";

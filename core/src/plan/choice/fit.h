@@ -31,14 +31,17 @@ struct Fit {
 using RecomputePath = std::vector<std::set<std::string>>;
 RecomputePath path_for(const PlanParts& parts, const PlanOptions& options, const ProgramSet& lowered);
 
-/// Bytes that a plan may take; 0: any number.
+/// Bytes above a limit; of limit 0: none.
+std::int64_t above(std::int64_t bytes, std::int64_t limit);
+
+/// Bytes that a plan may take; 0: any number. Stores also have capacities of their own, which the plan knows.
 struct Limits {
-  std::int64_t device = 0, host = 0;
+  std::int64_t device = 0, host = 0, disk = 0;
   bool hold(const Plan& plan) const { return missing(plan) == 0; }
   /// Bytes that the plan takes above them.
   std::int64_t missing(const Plan& plan) const;
 };
-/// The least of budget and device memory; the host's is its budget.
+/// The least of budget and device memory; the others are their budgets.
 Limits limits_of(const PlanParts& parts, const PlanOptions& options);
 
 /// Whether the options have a budget, which lets the planner choose. Without one, all state is on the device.

@@ -19,21 +19,29 @@ std::string sized(std::int64_t bytes) { return format_bytes(static_cast<double>(
 /// As a config spells it, rounded up.
 std::string in_mib(std::int64_t bytes) { return "\"" + std::to_string(rounded_up(bytes, 1 << 20) >> 20) + "MiB\""; }
 
-/// "404 KiB needed, of which 154 KiB optimizer state, ...": the largest owners of the device or of the host.
-std::string needed(const Plan& plan, bool device) {
+enum class Where { device, host, disk };
+
+std::int64_t bytes_of(const Plan& plan, Where where) {
+  return where == Where::device ? plan.device_total() : where == Where::host ? plan.host_bytes() : plan.disk_bytes();
+}
+const char* suffix_of(Where where) {
+  return where == Where::device ? "" : where == Where::host ? " of host memory" : " on disk";
+}
+
+/// "404 KiB needed, of which 154 KiB optimizer state, ...": the largest owners there.
+std::string needed(const Plan& plan, Where where) {
   std::vector<OwnerBytes> owners;
   for (const OwnerBytes& owner : plan.owners) {
     const bool stored = owner.store >= 0;
     const bool on_device = !stored && owner.memory == MemoryKind::device;
     const bool on_host = stored ? plan.stores[static_cast<std::size_t>(owner.store)].in_host_memory : !on_device;
-    if (device ? on_device : on_host) owners.push_back(owner);
+    if (where == (on_device ? Where::device : on_host ? Where::host : Where::disk)) owners.push_back(owner);
   }
   std::stable_sort(owners.begin(), owners.end(), [](const auto& a, const auto& b) { return a.bytes > b.bytes; });
   std::vector<std::string> largest;
   for (std::size_t i = 0; i < std::min(owners.size(), kMostNamed); ++i)
     largest.push_back(sized(owners[i].bytes) + " " + owners[i].owner);
-  return sized(device ? plan.device_total() : plan.host_bytes()) + (device ? "" : " of host memory") +
-         " needed, of which " + format_list(largest);
+  return sized(bytes_of(plan, where)) + suffix_of(where) + " needed, of which " + format_list(largest);
 }
 
 /// A change of the config with which the run fits, and the seconds of a step then.
@@ -148,18 +156,18 @@ class Changes {
 
   // Last, since this machine may have no more.
   void higher_budgets() {
-    auto raise = [&](const char* key, std::int64_t PlanOptions::*budget) {
+    auto raise = [&](const char* key, std::int64_t PlanOptions::*budget, Where where) {
       if (options_.*budget <= 0) return;
       PlanOptions changed = options_;
       changed.*budget = std::int64_t{1} << 60;
       const std::optional<Choice> choice = tried(changed);
       if (!choice) return;
-      const bool host = budget == &PlanOptions::host_budget;
-      const std::int64_t bytes = host ? choice->plan.host_bytes() : choice->plan.device_total();
-      found_.push_back({std::string(key) + " = " + in_mib(bytes), choice->plan.seconds_per_step});
+      found_.push_back(
+          {std::string(key) + " = " + in_mib(bytes_of(choice->plan, where)), choice->plan.seconds_per_step});
     };
-    raise("memory.host_budget", &PlanOptions::host_budget);
-    raise("memory.device_budget", &PlanOptions::device_budget);
+    raise("memory.disk_budget", &PlanOptions::disk_budget, Where::disk);
+    raise("memory.host_budget", &PlanOptions::host_budget, Where::host);
+    raise("memory.device_budget", &PlanOptions::device_budget, Where::device);
   }
 
   const PlanParts& parts_;
@@ -173,27 +181,32 @@ class Changes {
 void refuse(const PlanParts& parts, const PlanOptions& options, const Plan& nearest) {
   const Limits limits = limits_of(parts, options);
   const bool budgeted = options.device_budget > 0 && limits.device == options.device_budget;
-  const bool device = !Limits{limits.device, 0}.hold(nearest), host = !Limits{0, limits.host}.hold(nearest);
+  std::string key;  // of the first that is exceeded
   std::vector<std::string> found, most;
-  if (device) {
-    found.push_back(needed(nearest, true));
-    most.push_back(sized(limits.device) + ", which is " + sized(nearest.device_total() - limits.device) + " less");
-  }
-  if (host) {
-    found.push_back(needed(nearest, false));
-    most.push_back(sized(limits.host) + " of host memory, which is " + sized(nearest.host_bytes() - limits.host) +
-                   " less");
+  auto compare = [&](Where where, std::int64_t limit, const std::string& of) {
+    const std::int64_t bytes = bytes_of(nearest, where);
+    if (limit == 0 || bytes <= limit) return;
+    if (key.empty()) key = of;
+    found.push_back(needed(nearest, where));
+    most.push_back(sized(limit) + suffix_of(where) + ", which is " + sized(bytes - limit) + " less");
+  };
+  compare(Where::device, limits.device, budgeted ? "memory.device_budget" : "device " + parts.device.traits().id);
+  compare(Where::host, limits.host, "memory.host_budget");
+  compare(Where::disk, limits.disk, "memory.disk_budget");
+  for (const StorePlan& store : nearest.stores) {
+    if (above(store.bytes, store.capacity) == 0) continue;
+    if (key.empty()) key = "store " + store.id;
+    found.push_back(sized(store.bytes) + " in store " + store.id + " needed");
+    most.push_back(sized(store.capacity) + " in it, which is " + sized(store.bytes - store.capacity) + " less");
   }
   const std::vector<std::string> changes = Changes(parts, options, nearest).cheapest();
   std::string next = "the cheapest changes with which it fits: " + format_list(changes);
   if (changes.empty()) next = "lower train.micro_batch, shorten train.sequence, or take a smaller model";
-  throw Error(ErrorCode::resources,
-              {.where = device ? (budgeted ? "memory.device_budget" : "device " + parts.device.traits().id)
-                               : "memory.host_budget",
-               .what = "the run does not fit",
-               .found = format_list(found),
-               .expected = "at most " + format_list(most),
-               .next = next});
+  throw Error(ErrorCode::resources, {.where = key,
+                                     .what = "the run does not fit",
+                                     .found = format_list(found),
+                                     .expected = "at most " + format_list(most),
+                                     .next = next});
 }
 
 }  // namespace quern

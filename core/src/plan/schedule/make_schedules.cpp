@@ -36,7 +36,10 @@ class Maker {
   explicit Maker(const Plan& plan) : plan_(plan), places_(plan, set_.values) {}
 
   ScheduleSet make(const std::function<bool(const Run&)>& wanted) {
-    for (const StorePlan& store : plan_.stores) set_.in_place.push_back(store.in_place);
+    for (const StorePlan& store : plan_.stores) {
+      set_.in_place.push_back(store.in_place);
+      set_.rates.push_back(store.rates);
+    }
     for (const PlannedTensor& tensor : plan_.tensors)
       if (tensor.over_ranks) add_over_ranks(tensor);
     for (const Run& run : all_runs()) {

@@ -159,6 +159,11 @@ struct RunSchedule {
   RunSchedule anew() const { return {.run = run, .name = name, .events = events, .starts_sums = starts_sums}; }
 };
 
+/// Bytes/s of a store itself, behind the device's link to the host; 0: no less than the link.
+struct StoreRates {
+  double put = 0, get = 0;
+};
+
 /// The schedules that a plan's options ask for; any other is empty.
 struct ScheduleSet {
   std::vector<Task> tasks;
@@ -166,7 +171,8 @@ struct ScheduleSet {
   std::vector<bool> lasting;        ///< by value: outlives the run that wrote it
   /// By value, as far as it goes: what of a store it is in a slot; absent: nothing.
   std::vector<Access> copy_of = {};
-  std::vector<bool> in_place = {};  ///< by store, as far as it goes: launches read and write there, without slots
+  std::vector<bool> in_place = {};     ///< by store, as far as it goes: launches read and write there, without slots
+  std::vector<StoreRates> rates = {};  ///< by store, as far as it goes
   std::map<std::int64_t, OverRanks> over_ranks = {};  ///< by where wholes begin in Space::ranks
   std::vector<Access> held;  ///< what is there before the first run: masters, states, zeroed or written
   std::deque<RunSchedule> runs;

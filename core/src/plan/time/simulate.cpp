@@ -41,6 +41,15 @@ Work work_of(const RunSchedule& schedule, const Action& action, const Task& task
   return link > task.seconds ? Work{link, in > 0, out > 0} : Work{task.seconds};
 }
 
+/// Of the store that a put or get is of; 0: no less than the link's.
+double store_rate(const ScheduleSet& set, const Action& action, const Place& from, const Place& to) {
+  if (action.kind == ActionKind::copy) return 0;
+  const bool put = action.kind == ActionKind::put;
+  const auto store = static_cast<std::size_t>((put ? to : from).index);
+  if (store >= set.rates.size()) return 0;
+  return put ? set.rates[store].put : set.rates[store].get;
+}
+
 Work work_of(const ScheduleSet& set, const RunSchedule& schedule, const Action& action, const DeviceTraits& device) {
   const auto reads = schedule.reads(action), writes = schedule.writes(action);
   auto seconds = [](auto bytes, double rate) { return rate > 0 ? static_cast<double>(bytes) / rate : 0; };
@@ -53,8 +62,11 @@ Work work_of(const ScheduleSet& set, const RunSchedule& schedule, const Action& 
     case ActionKind::put:
     case ActionKind::get: {
       const Place &from = reads[0].place, &to = writes[0].place;
-      if (from.space != Space::device) return {seconds(from.bytes, device.host_rate), true, false};
-      if (to.space != Space::device) return {seconds(from.bytes, device.host_rate), false, true};
+      const double link = seconds(from.bytes, device.host_rate);
+      const double store = seconds(from.bytes, store_rate(set, action, from, to));
+      if (store > link) return {store};
+      if (from.space != Space::device) return {link, true, false};
+      if (to.space != Space::device) return {link, false, true};
       return {seconds(2 * from.bytes, device.memory_rate)};
     }
     default: return {};

@@ -14,7 +14,8 @@ struct ActionTime {
 };
 
 /// By action. A launch takes its task's seconds, or the seconds of its operands in place in stores; a transfer to or
-/// from the host its bytes at host_rate, and at duplex_rate while others go the other way; a collective the bytes that
+/// from the host its bytes at host_rate, and at duplex_rate while others go the other way, or at its store's own rate
+/// if that is lower; a collective the bytes that
 /// have to come over this rank's links at peer_rate, from when it comes to it: all ranks are taken to be alike.
 std::vector<ActionTime> simulate(const ScheduleSet& set, const RunSchedule& schedule, const DeviceTraits& device);
 /// Until the last action ends.

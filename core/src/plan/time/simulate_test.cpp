@@ -1,6 +1,7 @@
 // Time over lanes: what may overlap does, and what waits does not.
 #include "plan/time/simulate.h"
 
+#include <tuple>
 #include <utility>
 
 #include <doctest/doctest.h>
@@ -69,6 +70,35 @@ TEST_CASE("a transfer takes its bytes once over the link, in both directions, an
   CHECK(alone(ActionKind::copy, here, result) == 2);
   CHECK(alone(ActionKind::copy, here, there) == 2);
   CHECK(alone(ActionKind::fill, here, there) == 1);
+}
+
+TEST_CASE("a store slower than the link takes its own time for each direction and leaves the link to others") {
+  ScheduleSet set;
+  set.rates = {{}, {.put = 10, .get = 20}, {.put = 1000, .get = 1000}};
+  DeviceTraits device;
+  device.host_rate = 50;
+  device.duplex_rate = 25;
+  const Access here{{Space::device, 0, 0, 100}, 0};
+  auto in = [](std::int32_t store) { return Access{{Space::store, store, 0, 100}, 1}; };
+  auto get = [&](RunSchedule& schedule, const Access& from) {
+    schedule.add({.kind = ActionKind::get, .lane = Lane::copy_in}, std::span(&from, 1), std::span(&here, 1));
+  };
+  auto put = [&](RunSchedule& schedule, const Access& to) {
+    schedule.add({.kind = ActionKind::put, .lane = Lane::copy_out}, std::span(&here, 1), std::span(&to, 1));
+  };
+  for (const auto& [store, get_seconds, put_seconds] : {std::tuple(0, 2, 2), {1, 5, 10}, {2, 2, 2}}) {
+    RunSchedule gets{.name = "gets"}, puts{.name = "puts"};
+    get(gets, in(store));
+    put(puts, in(store));
+    CHECK(simulated_seconds(set, gets, device) == get_seconds);
+    CHECK(simulated_seconds(set, puts, device) == put_seconds);
+  }
+  RunSchedule both{.name = "both"};
+  get(both, in(0));
+  put(both, in(1));
+  const std::vector<ActionTime> times = simulate(set, both, device);
+  CHECK(times[0].end == 2);
+  CHECK(times[1].end == 10);
 }
 
 TEST_CASE("a launch that works in a store takes the bytes over the link, where these take longer than it") {

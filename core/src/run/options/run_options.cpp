@@ -129,6 +129,10 @@ OptionTable<MemoryOptions> memory_options() {
         "the same for the host memory of all ranks of a machine: pinned buffers, stores in host memory and the copies "
         "for checkpoints. 0 or empty: not limited")
       .size();
+  t.add("disk_budget", &MemoryOptions::disk_budget,
+        "the same for stores that are not in host memory, of all ranks of a machine. 0 or empty: as much as each of "
+        "them says that it can hold")
+      .size();
   t.add("stores", &MemoryOptions::stores,
         "ids of the offload stores that the planner may choose: the first for any kind of state, all of them for "
         "masters and moments; none: all state stays on the device");
@@ -144,7 +148,8 @@ OptionTable<MemoryOptions> memory_options() {
 }
 
 bool chooses(const MemoryOptions& memory) {
-  return *size_in_bytes(memory.device_budget) > 0 || *size_in_bytes(memory.host_budget) > 0;
+  return *size_in_bytes(memory.device_budget) > 0 || *size_in_bytes(memory.host_budget) > 0 ||
+         *size_in_bytes(memory.disk_budget) > 0;
 }
 
 OptionTable<ParallelOptions> parallel_options() {

@@ -80,6 +80,7 @@ struct MemoryOptions {
   std::vector<std::string> recompute = {};
   std::string device_budget = "";
   std::string host_budget = "";
+  std::string disk_budget = "";
   std::vector<std::string> stores = {"host", "zerocopy"};
   std::string master = "auto";  ///< this and below: "auto", "device", or an offload store's id
   std::string moments = "auto";
@@ -96,7 +97,7 @@ struct ParallelOptions {
   std::int64_t ranks = 1;
   std::int64_t machines = 1;  ///< of as many ranks each
   std::string communicator = "none";
-  std::string across = "none";          ///< "none" or the id of the communicator between machines
+  std::string across = "none";      ///< "none" or the id of the communicator between machines
   std::string all_gather = "none";  ///< this and two below: "none" or another communicator's id
   std::string reduce_scatter = "none";
   std::string all_reduce = "none";
