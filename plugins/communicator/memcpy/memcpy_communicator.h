@@ -103,11 +103,11 @@ class MemcpyCommunicator final : public Communicator {
   int rank_ = 0, size_ = 1;
   Device* device_ = nullptr;
   std::unique_ptr<Meeting> meeting_;
-  std::unique_ptr<Board> board_;          // none in a group of one
-  std::atomic<bool> ended_ = false;       // by abort() of a group of one
-  std::unique_ptr<Relay> relay_;  // none where ranks read each other's memory
-  char* staging_ = nullptr;       // two times a piece of each rank, to be summed, and one to be sent
-  char* window_ = nullptr;        // the last of these, or of the relay
+  std::unique_ptr<Board> board_;     // none in a group of one
+  std::atomic<bool> ended_ = false;  // by abort() of a group of one
+  std::unique_ptr<Relay> relay_;     // none where ranks read each other's memory
+  char* staging_ = nullptr;          // two times a piece of each rank, to be summed, and one to be sent
+  char* window_ = nullptr;           // the last of these, or of the relay
   Event begun_, summed_;
   std::vector<Buffer> buffers_;  // the first is the staging; an unregistered one keeps its number
   std::unique_ptr<collectives::RankReduction> reduction_;

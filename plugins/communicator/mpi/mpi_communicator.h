@@ -90,7 +90,7 @@ class MpiCommunicator final : public Communicator {
   std::vector<collectives::Buffer> buffers_;
   std::vector<Stream> streams_;  // that have seen calls
   std::unique_ptr<collectives::RankReduction> reduction_;
-  std::unique_ptr<Wire> wire_;        // null: one rank
+  std::unique_ptr<Wire> wire_;       // null: one rank
   std::atomic<bool> ended_ = false;  // by abort() of one rank
   std::unique_ptr<Progress> progress_;
 };
