@@ -137,7 +137,7 @@ TEST_CASE("a step lowers the loss, repeats bit for bit, and a bad gradient is no
     auto masters = train(one);
     CHECK(masters == train(two));
 
-    const PlannedTensor& weight = one.plan().tensor("master", "final_norm.weight", -1);
+    const PlannedTensor& weight = one.plan().tensor({"master", "final_norm.weight"});
     std::vector<std::byte> broken(static_cast<std::size_t>(weight.bytes()), std::byte{0xff});  // NaN
     one.engine().write(weight, broken.data());
     one.engine().refresh();

@@ -42,7 +42,9 @@ std::vector<std::byte> train(TinyRun& run) {
     if (step > 0) add(run.engine().evaluate(batch(9)));
   }
   for (const PlannedTensor& tensor : plan.tensors) {
-    if (tensor.owner == TensorOwner::working || tensor.owner == TensorOwner::input) continue;
+    if (tensor.owner == TensorOwner::working || tensor.owner == TensorOwner::input ||
+        tensor.owner == TensorOwner::activation)
+      continue;
     left.resize(left.size() + static_cast<std::size_t>(tensor.bytes()));
     run.engine().read(tensor, left.data() + left.size() - tensor.bytes());
   }

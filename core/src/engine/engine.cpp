@@ -347,7 +347,7 @@ LossStats Engine::evaluate(const Batch& batch) {
   upload(batch, {});
   run(Run::evaluate);
   LossStats stats;
-  read(plan_.tensor(names::kEvalStats, "", -1), &stats);
+  read(plan_.tensor({names::kEvalStats}), &stats);
   return stats;
 }
 
@@ -356,7 +356,7 @@ std::vector<float> Engine::logits(const Batch& batch) {
   need_applied();
   upload(batch, {});
   run(Run::logits);
-  const PlannedTensor& tensor = plan_.tensor(names::kLogits, "", -1);
+  const PlannedTensor& tensor = plan_.tensor({names::kLogits});
   std::vector<std::uint16_t> narrow;
   std::vector<float> values(static_cast<std::size_t>(element_count(tensor.extents)));
   if (tensor.dtype == DType::f32) {
@@ -377,9 +377,9 @@ std::vector<float> Engine::next_logits(const Batch& batch, const std::vector<std
   if (!good) fail_internal("engine", "not one index into the batch's tokens for each of its rows");
   need_applied();
   upload(batch, {});
-  write(plan_.tensor(names::kRows, "", -1), rows.data());
+  write(plan_.tensor({names::kRows}), rows.data());
   run(Run::next_logits);
-  const PlannedTensor& tensor = plan_.tensor(names::kNextLogits, "", -1);
+  const PlannedTensor& tensor = plan_.tensor({names::kNextLogits});
   std::vector<float> values(static_cast<std::size_t>(element_count(tensor.extents)));
   read(tensor, values.data());
   return values;

@@ -335,7 +335,7 @@ TEST_CASE("an upload brings the batch, where its documents end, and the step's s
   Rig rig(plan, false);
   Batch batch = batch_of(options.geometry);
   auto words = [&](const char* kind) {
-    const PlannedTensor& tensor = plan.tensor(kind, "", -1);
+    const PlannedTensor& tensor = plan.tensor({kind});
     std::vector<std::int32_t> values(static_cast<std::size_t>(tensor.bytes()) / 4);
     rig.engine->read(tensor, values.data());
     return values;
@@ -414,7 +414,7 @@ TEST_CASE("tensors that the plan does not have are refused") {
 TEST_CASE("a tensor in a store is read and written through the slots, part by part") {
   HandMade made;
   made.plan.ring = {.offset = 64, .bytes = 64};
-  const PlannedTensor tensor{.extents = {25}, .offset = 128, .store = 0};  // 100 bytes
+  const PlannedTensor tensor{{}, TensorOwner::input, DType::f32, {25}, 128, 0};  // 100 bytes
   std::vector<std::byte> host(100);
   Rig rig(made.plan, false);
   const Calls all{"synchronize copy_in", "synchronize copy_out", "synchronize communication", "synchronize compute"};

@@ -16,11 +16,10 @@ namespace {
 
 class Layout : Reserve {
  public:
-  Layout(Plan& plan, const PlanParts& parts, const ProgramSet& set, const Shards& shards, const PlannedTensors& tensors)
-      : Reserve(plan, parts), set_(set), shards_(shards), tensors_(tensors) {}
+  Layout(Plan& plan, const PlanParts& parts, const PlannedTensors& tensors) : Reserve(plan, parts), tensors_(tensors) {}
 
   void run(const std::function<bool(const Plan&)>& worth_slots) {
-    lay_out_parameters(plan_, parts_, set_, shards_, tensors_);
+    lay_out_parameters(plan_, parts_, tensors_);
     lay_out_inputs();
     lay_out_results();
     lay_out_states();
@@ -42,7 +41,7 @@ class Layout : Reserve {
   /// What a step takes from the host and gives back.
   void lay_out_inputs() {
     for (const Value& input : plan_.uploaded)
-      add_tensor(TensorOwner::input, input.name, "", -1, input.dtype, extents_at(input.shape, plan_.options.geometry));
+      add_tensor({{input.name}, TensorOwner::input, input.dtype, extents_at(input.shape, plan_.options.geometry)});
     for (const PlannedTensor& tensor : plan_.tensors)
       if (tensor.owner == TensorOwner::input)
         plan_.staging_slot_bytes = checked_sum(plan_.staging_slot_bytes, tensor.bytes());
@@ -51,11 +50,11 @@ class Layout : Reserve {
                                      std::int64_t{sizeof(LossStats) + sizeof(UpdateState)});
     plan_.owners.push_back({"staging", MemoryKind::pinned, plan_.pinned_bytes});
     for (const char* name : {names::kLossStats, names::kEvalStats})
-      add_tensor(TensorOwner::input, name, "", -1, DType::f64, {4});
-    add_tensor(TensorOwner::input, names::kUpdate, "", -1, DType::f32, {4});
+      add_tensor({{name}, TensorOwner::input, DType::f64, {4}});
+    add_tensor({{names::kUpdate}, TensorOwner::input, DType::f32, {4}});
     if (plan_.defers_update()) {
-      const PlannedTensor& step = plan_.tensor(names::kStep, "", -1);
-      add_tensor(TensorOwner::input, names::kUpdateStep, "", -1, step.dtype, step.extents);
+      const PlannedTensor& step = plan_.tensor({names::kStep});
+      add_tensor({{names::kUpdateStep}, TensorOwner::input, step.dtype, step.extents});
     }
   }
 
@@ -65,12 +64,13 @@ class Layout : Reserve {
 
   void lay_out_results() {
     if (plan_.options.logits)
-      add_tensor(TensorOwner::result, names::kLogits, "", -1,
-                 plan_.head_logits.program[plan_.head_logits.program.outputs[0]].dtype,
-                 logits_extents(plan_.head_logits.program));
+      add_tensor({{names::kLogits},
+                  TensorOwner::result,
+                  plan_.head_logits.program[plan_.head_logits.program.outputs[0]].dtype,
+                  logits_extents(plan_.head_logits.program)});
     if (plan_.options.next_logits) {
-      add_tensor(TensorOwner::input, names::kRows, "", -1, DType::i32, {plan_.options.geometry.batch});
-      add_tensor(TensorOwner::result, names::kNextLogits, "", -1, DType::f32, logits_extents(plan_.head_next.program));
+      add_tensor({{names::kRows}, TensorOwner::input, DType::i32, {plan_.options.geometry.batch}});
+      add_tensor({{names::kNextLogits}, TensorOwner::result, DType::f32, logits_extents(plan_.head_next.program)});
     }
   }
 
@@ -83,10 +83,11 @@ class Layout : Reserve {
   void lay_out_states(TensorOwner owner) {
     auto states = [&](const Program& program, int layer) {
       for (const Value& value : program.values)
-        if (value.role == Role::state && value.parameter.empty() && !plan_.find(value.name, "", -1) &&
-            !plan_.find(value.name, "", layer) &&
+        if (value.role == Role::state && value.parameter.empty() && !plan_.find({value.name}) &&
+            !plan_.find({value.name, "", layer}) &&
             (program.state(value.name) != nullptr) == (owner == TensorOwner::precision))
-          add_tensor(owner, value.name, "", layer, value.dtype, extents_at(value.shape, plan_.options.geometry));
+          add_tensor(
+              {{value.name, "", layer}, owner, value.dtype, extents_at(value.shape, plan_.options.geometry)});
     };
     for (const Program* program : {&plan_.head_train.program, &plan_.head_evaluate.program, &plan_.embed.program})
       states(*program, -1);
@@ -110,10 +111,10 @@ class Layout : Reserve {
           lay_out_own_squares(element_count(fixed_extents(result.shape)));
           continue;
         }
-        add_tensor(TensorOwner::input, result.name, "", -1, result.dtype, fixed_extents(result.shape));
+        add_tensor({{result.name}, TensorOwner::input, result.dtype, fixed_extents(result.shape)});
       }
     for (std::size_t i = 0; i < tensors_.scaled.size(); ++i) {
-      PlannedTensor amax = part_of(plan_.tensor(names::kAmaxes, "", -1), {{1}, static_cast<std::int64_t>(i)});
+      PlannedTensor amax = plan_.tensor({names::kAmaxes}).part_at({{1}, static_cast<std::int64_t>(i)});
       amax.kind = names::kAmax;
       amax.parameter = tensors_.scaled[i].spec.name;
       amax.layer = tensors_.scaled[i].layer;
@@ -126,15 +127,11 @@ class Layout : Reserve {
       for (const PlacedProgram& placed : window.follow)
         for (const Value& value : placed.program.values) {
           if (value.name != names::kSliceAmaxes) continue;
-          const Extents extents = fixed_extents(value.shape);
-          if (!plan_.find(names::kAmax, value.parameter, window.layer))
-            add_tensor(TensorOwner::input, names::kAmax, value.parameter, window.layer, DType::f32, {1});
-          add_tensor(TensorOwner::input, names::kSliceAmaxes, value.parameter, window.layer, DType::f32, extents);
-          for (std::int64_t i = 0; i < extents[0]; ++i) {
-            PlannedTensor amax = part_of(plan_.tensor(names::kSliceAmaxes, value.parameter, window.layer), {{1}, i});
-            amax.kind = slice_amax_name(static_cast<std::size_t>(i));
-            plan_.add(std::move(amax));
-          }
+          auto add = [&](const char* kind, Extents extents) {
+            add_tensor({{kind, value.parameter, window.layer}, TensorOwner::input, DType::f32, std::move(extents)});
+          };
+          if (!plan_.find({names::kAmax, value.parameter, window.layer})) add(names::kAmax, {1});
+          add(names::kSliceAmaxes, fixed_extents(value.shape));
         }
   }
 
@@ -146,13 +143,15 @@ class Layout : Reserve {
       for (const Op& op : squares.program.ops) {
         const Value& result = squares.program[op.outputs[0]];
         if (!is_part_of_shard_squares(result.name)) continue;
-        parts.push_back({.kind = result.name, .extents = fixed_extents(result.shape), .first = count});
+        parts.push_back({{result.name}});
+        parts.back().extents = fixed_extents(result.shape);
+        parts.back().first = count;
         count += element_count(parts.back().extents);
       }
     if (count == 0) return;
-    add_tensor(TensorOwner::input, names::kShardSquares, "", -1, DType::f64, {count});
+    add_tensor({{names::kShardSquares}, TensorOwner::input, DType::f64, {count}});
     for (const PlannedTensor& named : parts) {
-      PlannedTensor part = part_of(plan_.tensor(names::kShardSquares, "", -1), {named.extents, named.first});
+      PlannedTensor part = plan_.tensor({names::kShardSquares}).part_at({named.extents, named.first});
       part.kind = named.kind;
       plan_.add(std::move(part));
     }
@@ -160,8 +159,8 @@ class Layout : Reserve {
 
   void lay_out_own_squares(std::int64_t count) {
     const StatePlacement& state = plan_.options.state;
-    add_tensor(TensorOwner::input, names::kShardSquares, "", -1, DType::f64, {count * state.ranks});
-    PlannedTensor own = part_of(plan_.tensor(names::kShardSquares, "", -1), {{count}, count * state.rank});
+    add_tensor({{names::kShardSquares}, TensorOwner::input, DType::f64, {count * state.ranks}});
+    PlannedTensor own = plan_.tensor({names::kShardSquares}).part_at({{count}, count * state.rank});
     own.kind = names::kOwnSquares;
     plan_.add(std::move(own));
   }
@@ -170,7 +169,7 @@ class Layout : Reserve {
     auto observations = [&](const Program& program, int layer) {
       for (const Value& value : program.values)
         if (value.role == Role::observation)
-          add_tensor(TensorOwner::observation, value.name, "", layer, value.dtype, fixed_extents(value.shape));
+          add_tensor({{value.name, "", layer}, TensorOwner::observation, value.dtype, fixed_extents(value.shape)});
     };
     for (const Program* program : {&plan_.embed.program, &plan_.embed_backward.program, &plan_.head_train.program})
       observations(*program, -1);
@@ -187,7 +186,7 @@ class Layout : Reserve {
     const int layers = this->layers();
     const std::int64_t begin = plan_.device_bytes;
     if (plan_.options.train)
-      for (int layer = 0; layer < layers; ++layer) lay_out_slab(layer);
+      for (int layer = 0; layer < layers; ++layer) lay_out_saved(layer);
 
     const Program& head = plan_.head_evaluate.program;
     for (std::size_t parity = 0; parity < 2; ++parity)
@@ -225,15 +224,10 @@ class Layout : Reserve {
     if (most > there) reserve(std::string(name_of(TensorOwner::loading)), most - there);
     each([&](const ParameterPlan& parameter, int layer) {
       const ParameterSpec& spec = parameter.spec;
-      PlannedTensor whole{TensorOwner::loading, names::kMaster, spec.name, layer,
-                          parameter.master,     spec.extents,   begin};
-      plan_.add(whole);
+      plan_.add(
+          {{names::kMaster, spec.name, layer}, TensorOwner::loading, parameter.master, spec.extents, begin});
       if (!plan_.forms_of(parameter, layer).amax.program.ops.empty())
-        add_tensor(TensorOwner::input, names::kAmax, spec.name, layer, DType::f32, {1});
-      if (parameter.bounds.empty()) return;
-      PlannedTensor part = part_of(whole, shards_.of(spec));
-      part.kind = shard_name(names::kMaster);
-      plan_.add(std::move(part));
+        add_tensor({{names::kAmax, spec.name, layer}, TensorOwner::input, DType::f32, {1}});
     });
   }
 
@@ -245,12 +239,16 @@ class Layout : Reserve {
     lay_out_kept(plan_);
   }
 
-  void lay_out_slab(int number) {
-    const LayerClass& layer = plan_.layer_class(number);
-    Slab slab{.store = store_of(TensorOwner::activation, number)};
-    slab.offset = reserve(kSavedActivations, slab.store < 0 ? layer.saved_bytes : layer.movable_bytes, slab.store);
-    if (slab.store >= 0) slab.rest = reserve(kSavedActivations, layer.saved_bytes - layer.movable_bytes);
-    plan_.slabs.push_back(slab);
+  // Scales and the like stay on the device: a transfer of them would take as long as one of some kilobytes.
+  void lay_out_saved(int layer) {
+    for (const bool movable : {true, false})
+      for (const Value& value : plan_.layer_class(layer).saved)
+        if (movable == (plan_.bytes_of(value) > alignment()))
+          add_tensor({{value.name, "", layer},
+                      TensorOwner::activation,
+                      value.dtype,
+                      extents_at(value.shape, plan_.options.geometry)},
+                     movable ? TensorOwner::activation : TensorOwner::input);
   }
 
   // What a neighbour keeps on the device stays where it keeps it; the rest passes through shared buffers, and is put
@@ -266,9 +264,9 @@ class Layout : Reserve {
       const Value& taken = consumer[consumer.inputs[operand]];
       Place kept;
       if (boundary > 0 && made.role == Role::saved)
-        kept = plan_.saved_place(boundary - 1, made.name, plan_.bytes_of(made));
+        kept = plan_.tensor({made.name, "", boundary - 1}).place();
       else if (!last && taken.role == Role::saved)
-        kept = plan_.saved_place(boundary, taken.name, plan_.bytes_of(taken));
+        kept = plan_.tensor({taken.name, "", boundary}).place();
       const bool there = kept.present() && kept.space == Space::device;
       offsets.push_back(there ? kept.offset : plan_.boundary_buffers[boundary % 2][operand]);
       homes.push_back(there ? Place{} : kept);
@@ -277,8 +275,6 @@ class Layout : Reserve {
     plan_.boundary_homes.push_back(std::move(homes));
   }
 
-  const ProgramSet& set_;
-  const Shards& shards_;
   const PlannedTensors& tensors_;
 };
 
@@ -291,9 +287,9 @@ void lay_out_kept(Plan& plan) {
     if (owner.owner == kSlots && owner.store < 0) owner.bytes += bytes;
 }
 
-void lay_out(Plan& plan, const PlanParts& parts, const ProgramSet& set, const Shards& shards,
-             const PlannedTensors& tensors, const std::function<bool(const Plan&)>& worth_slots) {
-  Layout(plan, parts, set, shards, tensors).run(worth_slots);
+void lay_out(Plan& plan, const PlanParts& parts, const PlannedTensors& tensors,
+             const std::function<bool(const Plan&)>& worth_slots) {
+  Layout(plan, parts, tensors).run(worth_slots);
 }
 
 }  // namespace quern

@@ -9,9 +9,7 @@
 #include <vector>
 
 #include "plan/plan.h"
-#include "plan/programs/program_set.h"
 #include "plan/programs/state_programs.h"
-#include "plan/shards.h"
 
 namespace quern {
 
@@ -23,12 +21,11 @@ struct PlannedTensors {
 };
 
 /// `plan` has its programs, parameters and updates. Slots are laid out where it is `worth_slots` with all else.
-void lay_out(Plan& plan, const PlanParts& parts, const ProgramSet& set, const Shards& shards,
-             const PlannedTensors& tensors, const std::function<bool(const Plan&)>& worth_slots);
+void lay_out(Plan& plan, const PlanParts& parts, const PlannedTensors& tensors,
+             const std::function<bool(const Plan&)>& worth_slots);
 
 /// The first part of it: what parameters have.
-void lay_out_parameters(Plan& plan, const PlanParts& parts, const ProgramSet& set, const Shards& shards,
-                        const PlannedTensors& tensors);
+void lay_out_parameters(Plan& plan, const PlanParts& parts, const PlannedTensors& tensors);
 
 /// Adds options.kept_bytes behind the slots, which are the last of the arena.
 void lay_out_kept(Plan& plan);

@@ -10,15 +10,6 @@
 
 namespace quern {
 
-namespace {
-
-std::string key_of(std::string_view kind, std::string_view parameter, int layer) {
-  std::string key(kind);
-  return key.append("/").append(parameter).append("/").append(std::to_string(layer));
-}
-
-}  // namespace
-
 std::string_view name_of(TensorOwner owner) {
   switch (owner) {
     case TensorOwner::master: return "master weights";
@@ -118,43 +109,50 @@ std::vector<StatePart> own_training_state(const Plan& plan) {
   return own;
 }
 
+PlannedTensor PlannedTensor::part_at(const Shard& shard) const {
+  PlannedTensor part = *this;
+  part.part_of = part_of < 0 ? offset : part_of;
+  part.offset += byte_count({shard.first - first}, dtype);
+  part.extents = shard.extents;
+  return part;
+}
+
 void Plan::add(PlannedTensor tensor) {
-  tensor_index_.try_emplace(key_of(tensor.kind, tensor.parameter, tensor.layer), tensors.size());
+  index_.try_emplace(tensor, tensors.size());
   tensors.push_back(std::move(tensor));
 }
 
-void Plan::add_alias(PlannedTensor alias) {
-  alias_index_.try_emplace(key_of(alias.kind, alias.parameter, alias.layer), aliases.size());
-  aliases.push_back(std::move(alias));
+const PlannedTensor* Plan::find(const TensorId& id) const {
+  auto it = index_.find(id);
+  return it == index_.end() ? nullptr : &tensors[it->second];
 }
 
-const PlannedTensor* Plan::find(std::string_view kind, std::string_view parameter, int layer) const {
-  const std::string key = key_of(kind, parameter, layer);
-  if (auto it = tensor_index_.find(key); it != tensor_index_.end()) return &tensors[it->second];
-  if (auto it = alias_index_.find(key); it != alias_index_.end()) return &aliases[it->second];
-  return nullptr;
+const PlannedTensor& Plan::tensor(const TensorId& id) const {
+  if (const PlannedTensor* found = find(id)) return *found;
+  fail_internal("plan", "no tensor `" + text_of(id) + "`");
 }
 
-Place Plan::saved_place(int layer, const std::string& value, std::int64_t bytes) const {
-  const LayerClass& kept = layer_class(layer);
-  auto it = kept.saved_offsets.find(value);
-  if (it == kept.saved_offsets.end()) fail_internal("plan", kept.name + " does not keep " + value);
-  const Slab& slab = slabs[static_cast<std::size_t>(layer)];
-  if (slab.store < 0) return {Space::device, 0, slab.offset + it->second, bytes};
-  if (it->second < kept.movable_bytes) return {Space::store, slab.store, slab.offset + it->second, bytes};
-  return {Space::device, 0, slab.rest + it->second - kept.movable_bytes, bytes};
+PlannedTensor Plan::part(TensorId id) const {
+  if (const PlannedTensor* found = find(id)) return *found;
+  const int part = std::exchange(id.part, TensorId::kWhole);
+  const PlannedTensor& whole = tensor(id);
+  if (whole.owner == TensorOwner::input) return part < 0 ? whole : whole.part_at({{1}, part});
+  if (part >= 0) return whole.part_at(shard_of_rows(whole.extents, parameter(id.parameter).pieces, part));
+  if (!whole.whole.empty() || id.parameter.empty() || element_count(whole.extents) == 1) return whole;
+  const RowBounds& bounds = parameter(id.parameter).bounds;
+  if (bounds.empty()) return whole;
+  const Shard shard = shard_of_rows(whole.extents, bounds, options.state.rank);
+  PlannedTensor own = whole.part_at(shard);
+  own.part = part;
+  own.whole = whole.extents;
+  own.first = shard.first;
+  return own;
 }
 
 const ParameterPlan& Plan::parameter(std::string_view name) const {
   for (const ParameterPlan& parameter : parameters)
     if (parameter.spec.name == name) return parameter;
   fail_internal("plan", "no parameter `" + std::string(name) + "`");
-}
-
-const PlannedTensor& Plan::tensor(std::string_view kind, std::string_view parameter, int layer) const {
-  if (const PlannedTensor* found = find(kind, parameter, layer)) return *found;
-  fail_internal("plan", "no tensor " + std::string(kind) + " of `" + std::string(parameter) + "`, layer " +
-                            std::to_string(layer));
 }
 
 }  // namespace quern

@@ -101,18 +101,15 @@ enum class TensorOwner : std::uint8_t {
   observation,
   result,
   loading,     ///< frozen weights before they have the form that ops read: in memory that steps use
-  activation,  ///< no tensors: values that layers keep for the backward pass
+  activation,  ///< values that layers keep for the backward pass: they do not outlast a micro-step
 };
 std::string_view name_of(TensorOwner owner);
 /// Where tensors of an owner are.
 const Placement& placement_of(TensorOwner owner, const StatePlacement& state);
 
-/// A persistent tensor: one parameter's master, gradient, moment, ..., of one layer.
-struct PlannedTensor {
+/// A tensor that outlasts programs: one parameter's master, gradient, moment, ..., of one layer; what a layer keeps.
+struct PlannedTensor : TensorId {
   TensorOwner owner = TensorOwner::input;
-  std::string kind = {};  ///< "master", "working", "gradient", an optimizer state's name, or a runtime value's name
-  std::string parameter = {};  ///< empty for runtime values and scalars
-  int layer = -1;              ///< -1 outside the layers
   DType dtype = DType::f32;
   Extents extents = {};
   std::int64_t offset = 0;    ///< in the device arena, or in the store
@@ -127,6 +124,8 @@ struct PlannedTensor {
     if (over_ranks) return {Space::ranks, 0, offset, bytes()};
     return {store < 0 ? Space::device : Space::store, std::max(store, 0), offset, bytes()};
   }
+  /// A part of its bytes; `shard` is of the whole over all ranks.
+  PlannedTensor part_at(const Shard& shard) const;
 };
 
 /// What is kept in one offload store.
@@ -144,16 +143,7 @@ struct LayerClass {
   std::string name;
   PlacedProgram forward, backward, evaluate;
   PlacedProgram advance;  ///< of the precision backend's states, once per optimizer step
-  std::map<std::string, std::int64_t, std::less<>> saved_offsets;  ///< in a layer's slab
-  std::int64_t saved_bytes = 0;                                    ///< of one layer's slab
-  std::int64_t movable_bytes = 0;  ///< from its beginning on, what may be in a store; scales and the like are behind
-};
-
-/// Where a layer's saved values are.
-struct Slab {
-  std::int64_t offset = 0;  ///< in the device's arena, or in the store
-  std::int32_t store = -1;  ///< -1: all of it is on the device
-  std::int64_t rest = 0;    ///< offset in the arena of tensors that cannot move, where a store has the rest
+  std::vector<Value> saved;  ///< what a layer keeps for the backward pass
 };
 
 /// What makes a parameter's working copies in the layers of a class.
@@ -173,6 +163,7 @@ struct ParameterPlan {
   /// Its quantized values and scales, as ops read them, where they are the master; else empty.
   std::vector<Value> quantized = {};
   RowBounds bounds = {};              ///< of its shards; empty: every rank has the whole
+  RowBounds pieces = {};              ///< of its gradient, for sums of squares of a tree; empty: not cut
   bool shards_weights = false;        ///< working copies too: ranks gather them for each use
   bool shards_gradient = false;       ///< and its gradient, which they reduce for each micro-batch
   std::vector<ParameterForms> forms;  ///< by layer class; one for all outside the layers
@@ -249,8 +240,6 @@ struct Plan {
 
   // ---- memory ----
   std::vector<PlannedTensor> tensors;  ///< by `add`, which `find` knows them by
-  std::vector<PlannedTensor> aliases;  ///< the same under the names that `norm` and `update` have: "master.w.3"
-  std::vector<Slab> slabs;             ///< of each layer's saved values
   std::vector<std::vector<std::int64_t>> boundary_offsets;  ///< [boundary 0..layers][operand] when training
   std::vector<std::vector<Place>> boundary_homes;           ///< likewise: in a store, if it is kept there; else absent
   std::vector<std::int64_t> boundary_buffers[2];            ///< shared buffers by parity, by operand
@@ -298,13 +287,15 @@ struct Plan {
   /// Whether ranks gather or reduce in every micro-step and forward pass, so that all have to run as many.
   bool shards_micro_steps() const { return over_ranks_bytes > 0; }
   void add(PlannedTensor tensor);
-  void add_alias(PlannedTensor alias);
-  const PlannedTensor* find(std::string_view kind, std::string_view parameter, int layer) const;
+  /// One of `tensors`.
+  const PlannedTensor* find(const TensorId& id) const;
+  /// A missing one is an internal error.
+  const PlannedTensor& tensor(const TensorId& id) const;
+  /// Also a part of one of them.
+  PlannedTensor part(TensorId id) const;
   std::int64_t bytes_of(const Value& value) const {
     return byte_count(extents_at(value.shape, options.geometry), value.dtype);
   }
-  /// Of a value that the layer's class keeps.
-  Place saved_place(int layer, const std::string& value, std::int64_t bytes) const;
   const LayerClass& layer_class(int layer) const {
     return classes[static_cast<std::size_t>(class_of_layer[static_cast<std::size_t>(layer)])];
   }
@@ -316,17 +307,23 @@ struct Plan {
   const ParameterForms& forms_of(const ParameterPlan& parameter, int layer) const {
     return parameter.forms[class_index(layer)];
   }
-  /// A missing parameter or tensor is an internal error.
+  /// A missing one is an internal error.
   const ParameterPlan& parameter(std::string_view name) const;
-  /// The working copy that programs call `value`.
-  const PlannedTensor& working(const ParameterSpec& spec, const std::string& value, int layer) const {
-    return tensor(value == spec.name ? names::kWorking : value, spec.name, layer);
-  }
-  const PlannedTensor& tensor(std::string_view kind, std::string_view parameter, int layer) const;
 
  private:
-  std::unordered_map<std::string, std::size_t> tensor_index_, alias_index_;  // by kind, parameter and layer
+  struct Hash {
+    std::size_t operator()(const TensorId& id) const {
+      const std::hash<std::string_view> text;
+      return (text(id.kind) * 31 + text(id.parameter)) * 31 + static_cast<std::size_t>(id.layer * 31 + id.part);
+    }
+  };
+  std::unordered_map<TensorId, std::size_t, Hash> index_;  // of `tensors`
 };
+
+/// The working copy that programs call `value`.
+inline TensorId working_id(const std::string& parameter, const std::string& value, int layer) {
+  return {value == parameter ? names::kWorking : value, parameter, layer};
+}
 
 /// Runs all passes and lays memory out. Needs no hardware. What the device cannot run, and a plan that does not fit its
 /// memory or the budget, are resources errors that say what binds.

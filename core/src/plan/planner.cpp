@@ -40,7 +40,7 @@ class Planner {
     make_parameters();
     const auto own = static_cast<std::int64_t>(parts_.device.traits().own_bytes);
     plan_.beside_bytes = checked_sum(own, parts_.communicator_bytes);
-    lay_out(plan_, parts_, set_, shards_, tensors_, worth_slots);
+    lay_out(plan_, parts_, tensors_, worth_slots);
     plan_.owners.push_back({"device's own", MemoryKind::device, own});
     plan_.owners.push_back({"communicators", MemoryKind::device, parts_.communicator_bytes});
     report_refusals();
@@ -60,6 +60,14 @@ class Planner {
       if (!support.concurrent) plan_.exclusive.insert(form.kind);
     }
     return bytes;
+  }
+
+  /// Places the program of one that is not placed yet.
+  PlacedProgram placed(PlacedProgram wanted) {
+    PlacedProgram placed = this->placed(wanted.program);
+    placed.tensors = std::move(wanted.tensors);
+    placed.own = wanted.own;
+    return placed;
   }
 
   PlacedProgram placed(const Program& program) {
@@ -87,23 +95,13 @@ class Planner {
                      .backward = {},
                      .evaluate = placed(stage.evaluate),
                      .advance = {},
-                     .saved_offsets = {},
-                     .saved_bytes = 0,
-                     .movable_bytes = 0};
+                     .saved = {}};
     if (!plan_.options.train) return layer;
     layer.forward = placed(stage.forward);
     layer.backward = placed(stage.backward);
     layer.advance = placed(StatePrograms::advance({&stage}));
-    // Scales and the like last: a transfer of them would take as long as one of some kilobytes.
-    for (const bool movable : {true, false}) {
-      for (const std::string& name : stage.split.saved) {
-        const std::int64_t bytes = plan_.bytes_of(stage.split.forward[stage.split.forward.find(name)]);
-        if ((bytes > alignment()) != movable) continue;
-        layer.saved_offsets[name] = layer.saved_bytes;
-        layer.saved_bytes = checked_sum(layer.saved_bytes, aligned(bytes));
-      }
-      if (movable) layer.movable_bytes = layer.saved_bytes;
-    }
+    for (const std::string& name : stage.split.saved)
+      layer.saved.push_back(stage.split.forward[stage.split.forward.find(name)]);
     return layer;
   }
 
@@ -142,14 +140,14 @@ class Planner {
     for (UpdateWindow& window : plan_.updates) {
       window.program = placed(state_.update(plan_, window.parts, step));
       window.exchange = placed(state_.exchange(plan_, window.parts));
-      for (PlacedProgram& program : window.follow) program = placed(program.program);
+      for (PlacedProgram& program : window.follow) program = placed(std::move(program));
     }
     const bool in_tree = plan_.options.state.in_tree > 0, by_shards = shards_.any() || in_tree;
     for (int layer = -1; layer < layers() && gradients; ++layer)
       plan_.squares.push_back(placed(by_shards ? state_.shard_squares(layer) : state_.squares(layer)));
     if (by_shards && !gradients) plan_.squares.push_back(placed(state_.squares(StatePrograms::Split::shards)));
     if (by_shards) plan_.squares.push_back(placed(state_.squares(StatePrograms::Split::whole)));
-    plan_.norm = placed(plan_.squares.empty() ? state_.norm() : state_.norm_of_squares(plan_.squares));
+    plan_.norm = plan_.squares.empty() ? placed(state_.norm()) : placed(state_.norm_of_squares(plan_.squares));
     plan_.amaxes = placed(state_.amaxes(tensors_.scaled));
     for (const auto group : {ParameterGroup::embedding, ParameterGroup::block, ParameterGroup::head})
       if (in_tree) plan_.trees.push_back(placed(state_.sum_tree(group)));
@@ -186,6 +184,7 @@ class Planner {
     if (spec.trainable ? parameter.update.splits() : splits_frozen)
       shards_.add(spec, std::lcm(groups, aligned_rows(spec, parameter.update.states, alignment())));
     parameter.bounds = shards_.bounds(spec.name);
+    parameter.pieces = shards_.pieces(spec.name);
     parameter.shards_weights = !parameter.bounds.empty() && !whole && state.weights.sharding == Sharding::ranks;
     parameter.shards_gradient =
         spec.trainable && !parameter.bounds.empty() && state.gradients.sharding == Sharding::ranks;
@@ -205,13 +204,16 @@ class Planner {
       }
       ParameterForms& forms = parameter.forms.emplace_back();
       forms.loads = !spec.trainable && !reads[parameter.forms.size() - 1];
-      forms.refresh = placed(split.own);
+      forms.refresh = placed({.program = split.own, .own = true});
       if (plan_.options.train && plan_.options.observe && spec.trainable)
-        forms.observe = placed(observe_copies(split.own.ops.empty() ? split.rest : split.own, plan_.ops));
+        forms.observe = placed(
+            {.program = observe_copies(split.own.ops.empty() ? split.rest : split.own, plan_.ops),
+             .own = !split.own.ops.empty()});
       forms.rest = placed(split.rest);
       if (!split.amax_format.empty())
-        forms.amax = placed(StatePrograms::amax_of(forms.loads ? refresh.values[0] : split.own.values[0], names::kAmax,
-                                                   split.amax_format));
+        forms.amax = placed({.program = StatePrograms::amax_of(forms.loads ? refresh.values[0] : split.own.values[0],
+                                                               names::kAmax, split.amax_format),
+                             .own = !forms.loads});
       if (!parameter.bounds.empty() && tensors_.whole_masters.contains(spec.name))
         split.gathered.push_back({.name = names::kMaster,
                                   .shape = Shape(spec.extents.begin(), spec.extents.end()),

@@ -24,7 +24,7 @@ std::int64_t aligned(std::int64_t bytes) { return rounded_up(bytes, kAlignment);
 /// A compute weight that is the master itself.
 bool is_alias(const Plan& plan, const PlannedTensor& tensor) {
   return tensor.owner == TensorOwner::working &&
-         tensor.place() == plan.tensor("master", tensor.parameter, tensor.layer).place();
+         tensor.place() == plan.tensor({"master", tensor.parameter, tensor.layer}).place();
 }
 
 struct Range {
@@ -38,13 +38,6 @@ std::vector<Range> ranges_of(const Plan& plan, std::int32_t store) {
   for (const PlannedTensor& tensor : plan.tensors)
     if (tensor.store == store && !is_alias(plan, tensor))
       ranges.push_back({tensor.offset, tensor.bytes(), tensor.kind + " " + tensor.parameter});
-  for (std::size_t layer = 0; layer < plan.slabs.size(); ++layer) {
-    const Slab& slab = plan.slabs[layer];
-    const LayerClass& kept = plan.layer_class(static_cast<int>(layer));
-    if (slab.store == store) ranges.push_back({slab.offset, store < 0 ? kept.saved_bytes : kept.movable_bytes, "slab"});
-    if (slab.store >= 0 && store < 0)
-      ranges.push_back({slab.rest, kept.saved_bytes - kept.movable_bytes, "rest of a slab"});
-  }
   if (store >= 0) return ranges;
   const Program& head = plan.head_evaluate.program;
   auto stream_bytes = [&](std::size_t operand) {
@@ -135,7 +128,7 @@ TEST_CASE("a master in the working dtype is its own compute weight, of a tied em
       CAPTURE(tied);
       PlanOptions options = tiny_options();
       const Plan plan = tiny_plan(options, PlanningDevice(), testkit::PlainPrecision(dtype), {.tied = tied});
-      CHECK((plan.find("master", "lm_head.weight", -1) == nullptr) == tied);
+      CHECK((plan.find({"master", "lm_head.weight"}) == nullptr) == tied);
       const bool same = dtype == DType::f32;
       for (const PlannedTensor& tensor : plan.tensors)
         if (tensor.owner == TensorOwner::working) CHECK(is_alias(plan, tensor) == same);

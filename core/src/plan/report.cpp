@@ -58,7 +58,7 @@ GroupBytes group_bytes(const Plan& plan, TensorOwner owner) {
   GroupBytes bytes{};
   auto is_master = [&](const PlannedTensor& tensor) {
     return std::ranges::any_of(std::array{names::kMaster, names::kMasterScale}, [&](const char* kind) {
-      const PlannedTensor* master = plan.find(kind, tensor.parameter, tensor.layer);
+      const PlannedTensor* master = plan.find({kind, tensor.parameter, tensor.layer});
       return tensor.kind != kind && master && master->place() == tensor.place();
     });
   };
@@ -129,10 +129,11 @@ std::string plan_report(const Plan& plan, const DeviceTraits& device, std::int64
   if (!plan.decisions.empty()) text += "\n" + choice_table(plan);
   text += "\nkept of a layer for the backward pass\n";
   for (const LayerClass& layer : plan.classes) {
-    text += fmt::format("  {:<12}{:>12}  ", layer.name, format_bytes(static_cast<double>(layer.saved_bytes)));
-    std::string names;
-    for (const auto& [name, offset] : layer.saved_offsets) names += (names.empty() ? "" : ", ") + name;
-    text += names + "\n";
+    std::int64_t bytes = 0;
+    std::set<std::string> names;
+    for (const Value& value : layer.saved) names.insert(value.name), bytes += plan.bytes_of(value);
+    text += fmt::format("  {:<12}{:>12}  {}\n", layer.name, format_bytes(static_cast<double>(bytes)),
+                        fmt::join(names, ", "));
   }
   double tokens = static_cast<double>(geometry.tokens());
   text += fmt::format("\nwork            {}FLOP a token\n", format_count(plan.flops_per_token));

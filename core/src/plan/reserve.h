@@ -51,42 +51,27 @@ class Reserve {
     return static_cast<std::int32_t>(it - plan_.stores.begin());
   }
 
-  void add_tensor(TensorOwner owner, std::string kind, std::string parameter, int layer, DType dtype, Extents extents) {
-    PlannedTensor tensor{owner, std::move(kind), std::move(parameter), layer, dtype, std::move(extents), 0};
-    const std::int64_t bytes = tensor.bytes();
-    add_tensor(std::move(tensor), bytes);
-  }
-
   /// The whole of what ranks have parts of, or what each use makes of that.
-  void add_over_ranks(TensorOwner owner, std::string kind, const std::string& parameter, int layer, DType dtype,
-                      Extents extents) {
-    PlannedTensor tensor{owner, std::move(kind), parameter, layer, dtype, std::move(extents)};
+  void add_over_ranks(PlannedTensor tensor) {
     tensor.over_ranks = true;
     tensor.offset = plan_.over_ranks_bytes;
     plan_.over_ranks_bytes = checked_sum(plan_.over_ranks_bytes, aligned(tensor.bytes()));
     plan_.add(std::move(tensor));
   }
 
-  void add_tensor(PlannedTensor tensor, std::int64_t bytes) {
+  void add_tensor(PlannedTensor tensor) {
     const TensorOwner beside = tensor.owner;
-    add_tensor(std::move(tensor), bytes, beside);
+    add_tensor(std::move(tensor), beside);
   }
 
-  /// In the memory of another owner's tensors.
-  void add_tensor(PlannedTensor tensor, std::int64_t bytes, TensorOwner beside) {
+  /// In the memory of another owner's tensors, with room for so many bytes if it has fewer.
+  void add_tensor(PlannedTensor tensor, TensorOwner beside, std::int64_t room = 0) {
+    const std::int64_t bytes = std::max(room, tensor.bytes());
     tensor.store = store_of(beside, tensor.layer);
     tensor.offset = reserve(std::string(name_of(tensor.owner)), bytes, tensor.store);
     if (const std::int64_t spare = bytes - tensor.bytes(); tensor.store >= 0 && spare > 0)
       plan_.ring.spare[{tensor.store, tensor.offset + tensor.bytes()}] = spare;
     plan_.add(std::move(tensor));
-  }
-
-  static PlannedTensor part_of(const PlannedTensor& tensor, const Shard& shard) {
-    PlannedTensor part = tensor;
-    part.part_of = tensor.offset;
-    part.offset += shard.first * static_cast<std::int64_t>(size_of(tensor.dtype));
-    part.extents = shard.extents;
-    return part;
   }
 
   Plan& plan_;

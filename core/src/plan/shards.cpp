@@ -11,7 +11,6 @@ namespace quern {
 namespace {
 
 constexpr const char* kTranspose = "transpose";
-constexpr const char* kInShard = " in a shard";
 
 bool is_transposed(const OpSpec& spec, std::size_t output) {
   return std::any_of(spec.transposed.begin(), spec.transposed.end(),
@@ -88,13 +87,12 @@ class Splitter {
   /// The same for this rank's rows. What has fewer rows than the parameter has them for groups of its rows.
   Value in_shard(Value value) const {
     value.shape[0] = Dim(shard_of_rows(fixed_extents(value.shape), bounds_, rank_).extents[0]);
-    value.name = shard_name(value.name);
     return value;
   }
 
   ValueId own_master(const Op& op) {
     const Value& master = whole_[op.inputs[0]];
-    const ValueId known = split_.own.find(shard_name(master.name));
+    const ValueId known = split_.own.find(master.name);
     return known != kNoValue ? known : split_.own.add_value(in_shard(master));
   }
 
@@ -220,12 +218,6 @@ std::int64_t row_groups_of(const Program& refresh, const OpSet& ops) {
 
 SplitRefresh split_refresh(const Program& refresh, const OpSet& ops, const RowBounds& bounds, int rank) {
   return Splitter(refresh, ops, bounds, rank).run();
-}
-
-std::string shard_name(const std::string& value) { return value + kInShard; }
-
-std::string whole_name(const std::string& shard) {
-  return shard.ends_with(kInShard) ? shard.substr(0, shard.size() - std::string_view(kInShard).size()) : shard;
 }
 
 }  // namespace quern

@@ -71,7 +71,7 @@ class Shards {
 
 /// A refresh program (see StatePrograms::refresh) in the two parts that a rank runs before and after the gathering.
 struct SplitRefresh {
-  Program own;                       ///< this rank's rows: values named "... in a shard"
+  Program own;                       ///< this rank's rows
   Program rest;                      ///< made from gathered values
   std::vector<Value> made = {};      ///< working copies, whole
   std::vector<Value> gathered = {};  ///< those among them that are gathered
@@ -82,8 +82,5 @@ struct SplitRefresh {
 std::int64_t row_groups_of(const Program& refresh, const OpSet& ops);
 /// The parameter's rows are split at `bounds`.
 SplitRefresh split_refresh(const Program& refresh, const OpSet& ops, const RowBounds& bounds, int rank);
-std::string shard_name(const std::string& value);
-/// The value that a shard is of; the name itself where it is of none.
-std::string whole_name(const std::string& shard);
 
 }  // namespace quern

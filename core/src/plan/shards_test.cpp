@@ -150,9 +150,9 @@ TEST_CASE(
               schedules.push_back(&plan.schedules);
               const ParameterPlan& qkv = plan.parameter("qkv.weight");
               CHECK(qkv.bounds.empty() == !weights);
-              CHECK_FALSE(plan.find("gradient", "qkv.weight", 0));
-              CHECK_FALSE(plan.find("moment1", "qkv.weight", 0));
-              CHECK(plan.tensor("master", "qkv.weight", 0).owner == TensorOwner::working);
+              CHECK_FALSE(plan.find({"gradient", "qkv.weight", 0}));
+              CHECK_FALSE(plan.find({"moment1", "qkv.weight", 0}));
+              CHECK(plan.tensor({"master", "qkv.weight", 0}).owner == TensorOwner::working);
             }
             CHECK(rank_faults(schedules) == std::vector<std::string>{});
           }

@@ -1,7 +1,30 @@
 #pragma once
 // What values and tensors are called that programs, the plan, the engine and the trainer all know.
 
-namespace quern::names {
+#include <compare>
+#include <string>
+
+namespace quern {
+
+/// What a tensor that outlasts programs is known by.
+struct TensorId {
+  static constexpr int kWhole = -1;  ///< as far as this rank has it
+  static constexpr int kOwn = -2;    ///< this rank's rows of what ranks split; of all else the whole
+  std::string kind = {};             ///< below, an optimizer state's, or a value's name
+  std::string parameter = {};        ///< empty for runtime values and scalars
+  int layer = -1;                    ///< -1 outside the layers
+  int part = kWhole;                 ///< or kOwn, or the number of a piece of a gradient, of an element of slice amaxes
+  auto operator<=>(const TensorId&) const = default;
+};
+/// For people: "gradient.qkv.weight.3 piece 5".
+inline std::string text_of(const TensorId& id) {
+  std::string text = id.kind;
+  if (!id.parameter.empty()) text += "." + id.parameter;
+  if (id.layer >= 0) text += "." + std::to_string(id.layer);
+  return id.part < 0 ? text : text + " piece " + std::to_string(id.part);
+}
+
+namespace names {
 
 // ---- runtime values of a micro-batch ----
 inline constexpr char kTokens[] = "tokens";
@@ -38,4 +61,6 @@ inline constexpr char kSliceAmaxes[] = "slice_amaxes";  ///< of the slices in wh
 /// Of a linear of few outputs: its input's gradient is added to the others in place.
 inline constexpr char kLowRank[] = "low_rank";
 
-}  // namespace quern::names
+}  // namespace names
+
+}  // namespace quern

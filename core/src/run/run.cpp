@@ -34,13 +34,7 @@ namespace {
 
 /// What a step leaves of a gradient: this rank's rows, where ranks reduce it by rows.
 PlannedTensor reduced_gradient(const Plan& plan, const PlannedTensor& gradient) {
-  const PlannedTensor* own = plan.find(shard_name(names::kGradient), gradient.parameter, gradient.layer);
-  if (!own) own = plan.find(tensor_name(names::kGradient, gradient.parameter, gradient.layer), "", -1);
-  PlannedTensor reduced = own ? *own : gradient;
-  reduced.kind = gradient.kind;
-  reduced.parameter = gradient.parameter;
-  reduced.layer = gradient.layer;
-  return reduced;
+  return plan.part({gradient.kind, gradient.parameter, gradient.layer, TensorId::kOwn});
 }
 
 }  // namespace
@@ -78,7 +72,7 @@ struct TrainingRun::Parts : ConfiguredRun {
     state = training_state(open);
     if (trainer)
       for (const PlannedTensor& tensor : open.tensors)
-        if (tensor.kind == names::kGradient) state.push_back(reduced_gradient(open, tensor));
+        if (tensor.kind == names::kGradient && tensor.part == TensorId::kWhole) state.push_back(reduced_gradient(open, tensor));
     return state;
   }
   const PlannedTensor& tensor(const std::string& name);

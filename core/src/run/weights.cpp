@@ -134,7 +134,7 @@ void write(Engine& engine, const FirstWeights& weights, const std::vector<Piece>
 /// A master in int8, and the scales of its rows.
 void write_quantized(Engine& engine, const FirstWeights& weights, const ParameterSpec& spec,
                      const PlannedTensor& master) {
-  const PlannedTensor& scale = engine.plan().tensor(names::kMasterScale, spec.name, master.layer);
+  const PlannedTensor& scale = engine.plan().tensor({names::kMasterScale, spec.name, master.layer});
   std::int64_t row = 0;
   for (const ParameterPart& part : spec.parts) {
     std::vector<float> values(static_cast<std::size_t>(part.rows * spec.columns()));
@@ -223,14 +223,14 @@ std::string load_weights(Engine& engine, const FirstWeights& weights, Loaded whi
   const Plan& plan = engine.plan();
   std::vector<Piece> pieces;
   for_each_parameter(weights, [&](const ParameterSpec& spec, int layer) {
-    const PlannedTensor& master = plan.tensor(names::kMaster, spec.name, layer);
+    const PlannedTensor& master = plan.tensor({names::kMaster, spec.name, layer});
     const bool wanted = which == Loaded::all || !spec.trainable;
     if (wanted && !plan.parameter(spec.name).quantized.empty())
       return write_quantized(engine, weights, weights.spec(spec.name), master);
     if (wanted && master.owner != TensorOwner::loading) add_pieces(spec, layer, master, pieces);
     if (!plan.options.train || !spec.trainable || !wanted) return;
     for (const OptimizerState& state : plan.parameter(spec.name).update.states)
-      if (state.evaluated) add_pieces(spec, layer, plan.tensor(state.name, spec.name, layer), pieces);
+      if (state.evaluated) add_pieces(spec, layer, plan.tensor({state.name, spec.name, layer}), pieces);
   });
   Checksum frozen;
   write(engine, weights, pieces, frozen);
@@ -265,12 +265,12 @@ std::vector<ParameterSpec> specs_of(const Plan& plan) {
 WeightReader master_reader(Engine& engine) {
   return [&engine, stored = std::vector<std::byte>()](const ParameterSpec& spec, std::int64_t layer, std::int64_t first,
                                                       std::span<float> values) mutable {
-    const PlannedTensor& tensor = engine.plan().tensor(names::kMaster, spec.name, static_cast<int>(layer));
+    const PlannedTensor& tensor = engine.plan().tensor({names::kMaster, spec.name, static_cast<int>(layer)});
     stored.resize(values.size() * size_of(tensor.dtype));
     engine.read(tensor, first, static_cast<std::int64_t>(values.size()), stored.data());
     decode(stored.data(), tensor.dtype, values);
     if (tensor.dtype != DType::i8) return;
-    const PlannedTensor& scale = engine.plan().tensor(names::kMasterScale, spec.name, static_cast<int>(layer));
+    const PlannedTensor& scale = engine.plan().tensor({names::kMasterScale, spec.name, static_cast<int>(layer)});
     std::vector<float> scales(static_cast<std::size_t>(spec.extents[0]));
     engine.read(scale, scales.data());
     scale_rows(scales, spec.columns(), first, values);

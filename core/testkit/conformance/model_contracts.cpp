@@ -224,7 +224,7 @@ std::string gradients_agree(const Made& made, int directions = 4) {
   for (const auto& [name, gradient] : gradients) {
     const std::size_t slash = name.find('/');
     const int layer = slash == std::string::npos ? -1 : std::atoi(name.c_str() + slash + 1);
-    const PlannedTensor& master = trial.plan().tensor("master", name.substr(0, slash), layer);
+    const PlannedTensor& master = trial.plan().tensor({"master", name.substr(0, slash), layer});
     const std::vector<float> values = trial.tensor("master", master.parameter, layer);
     const double norm = std::sqrt(dot(gradient, gradient));
     need(std::isfinite(norm), "gradient of " + name, "a norm of " + number(norm), "a finite one");
@@ -381,8 +381,8 @@ std::string frozen(const Subject& subject) {
     for (const PlannedTensor& master : all.trial->plan().tensors)
       if (master.kind == "master")
         for (const char* kind : {"master", "working"})
-          if (half.trial->plan().find(kind, master.parameter, master.layer) &&
-              half.trial->plan().find(kind, master.parameter, master.layer)->owner != TensorOwner::loading)
+          if (half.trial->plan().find({kind, master.parameter, master.layer}) &&
+              half.trial->plan().find({kind, master.parameter, master.layer})->owner != TensorOwner::loading)
             half.trial->write(kind, master.parameter, master.layer,
                               all.trial->tensor("master", master.parameter, master.layer));
     const Tensors got = half.trial->gradients(batch_for(*half.trial, 4));

@@ -116,7 +116,7 @@ State after_scaled_sums(const Subject& subject, const Model& model, float factor
     for (float& sum : sums) sum *= factor;
     made.trial->write("gradient", tensor.parameter, tensor.layer, sums);
   }
-  const PlannedTensor& stats_tensor = made.trial->plan().tensor("loss_stats", "", -1);
+  const PlannedTensor& stats_tensor = made.trial->plan().tensor({"loss_stats"});
   LossStats stats;
   engine.read(stats_tensor, &stats);
   stats.valid_tokens *= factor;

@@ -127,7 +127,7 @@ Trial::Trial(PluginHost& host, Plan plan, Device& device) {
 }
 
 std::vector<float> Trial::tensor(const std::string& kind, const std::string& parameter, int layer) {
-  const PlannedTensor& tensor = plan().tensor(kind, parameter, layer);
+  const PlannedTensor& tensor = plan().tensor({kind, parameter, layer});
   std::vector<std::byte> stored(static_cast<std::size_t>(tensor.bytes()));
   engine_->read(tensor, stored.data());
   std::vector<float> values(static_cast<std::size_t>(element_count(tensor.extents)));
@@ -136,7 +136,7 @@ std::vector<float> Trial::tensor(const std::string& kind, const std::string& par
 }
 
 void Trial::write(const std::string& kind, const std::string& parameter, int layer, const std::vector<float>& values) {
-  const PlannedTensor& tensor = plan().tensor(kind, parameter, layer);
+  const PlannedTensor& tensor = plan().tensor({kind, parameter, layer});
   std::vector<std::byte> stored(static_cast<std::size_t>(tensor.bytes()));
   encode(values, tensor.dtype, stored.data());
   engine_->write(tensor, stored.data());

@@ -149,8 +149,8 @@ TEST_CASE("no place is outside of its memory, and nothing overlaps values that o
   made.place.offset = plan.device_bytes - made.place.bytes + 256;
   CHECK(schedule_faults(plan).at(0).starts_with("evaluate: a place of 512 bytes at "));
   CHECK(schedule_faults(plan).size() == 1);
-  made.place.offset = plan.tensor("moment1", "o.weight", 0).offset;
-  CHECK(schedule_faults(plan).at(0).ends_with("over `moment1.o.weight.0`, which outlives its run"));
+  made.place.offset = plan.tensor({"moment1", "o.weight", 0}).offset;
+  CHECK(schedule_faults(plan).at(0).ends_with("over `moment1.o.weight@0`, which outlives its run"));
   made.place.offset = there;
   CHECK(schedule_faults(plan).empty());
 }

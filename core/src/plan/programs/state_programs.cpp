@@ -40,37 +40,37 @@ std::set<std::string> parameters_read(const std::vector<const Stage*>& stages, c
   return names;
 }
 
+ValueId add_named(Program& program, std::vector<TensorId>& tensors, TensorId id, const Extents& extents, DType dtype) {
+  program.values.push_back({.name = text_of(id),  // they differ: no need to look among thousands
+                            .shape = Shape(extents.begin(), extents.end()),
+                            .dtype = dtype,
+                            .role = Role::state});
+  tensors.resize(program.values.size());
+  tensors.back() = std::move(id);
+  return static_cast<ValueId>(program.values.size() - 1);
+}
+
 }  // namespace
-
-std::string tensor_name(const std::string& kind, const std::string& parameter, int layer) {
-  return kind + "." + parameter + (layer < 0 ? "" : "." + std::to_string(layer));
-}
-
-std::string piece_name(const std::string& parameter, int layer, int piece) {
-  return tensor_name(names::kGradient, parameter, layer) + " piece " + std::to_string(piece);
-}
 
 bool is_part_of_shard_squares(std::string_view name) {
   return name.starts_with(std::string(names::kShardSquares) + ".");
 }
 
-ValueId StatePrograms::add_tensor(Program& program, const std::string& kind, const ParameterSpec& spec, int layer,
-                                  DType dtype, const Extents& whole, const RowSlice& rows) const {
-  Value value = parameter_value(tensor_name(kind, spec.name, layer), spec, dtype, Role::state);
+ValueId StatePrograms::add_tensor(Program& program, std::vector<TensorId>& tensors, const std::string& kind,
+                                  const ParameterSpec& spec, int layer, DType dtype, const Extents& whole,
+                                  const RowSlice& rows) const {
   const Extents extents = (rows.whole() ? shards_.of(spec.name, whole) : shard_of_rows(whole, rows)).extents;
-  value.shape = Shape(extents.begin(), extents.end());
-  value.parameter.clear();
-  program.values.push_back(std::move(value));  // names differ by tensor: no need to look among thousands
-  return static_cast<ValueId>(program.values.size() - 1);
+  return add_named(program, tensors, {kind, spec.name, layer, TensorId::kOwn}, extents, dtype);
 }
 
 // Layer by layer, so that each layer's sums are contiguous.
-Op StatePrograms::squares_of(Program& program, const Takes& takes) const {
+Op StatePrograms::squares_of(PlacedProgram& to, const Takes& takes) const {
   Op squares{.kind = "sum_squares", .inputs = {}, .outputs = {}, .attributes = {}};
   for (int layer = -1; layer < layers_; ++layer)
     for (const ParameterSpec& spec : set_.parameters())
       if (spec.trainable && (spec.group == ParameterGroup::block) == (layer >= 0) && takes(spec, layer))
-        squares.inputs.push_back(add_tensor(program, names::kGradient, spec, layer, options_.gradient));
+        squares.inputs.push_back(
+            add_tensor(to.program, to.tensors, names::kGradient, spec, layer, options_.gradient, spec.extents));
   return squares;
 }
 
@@ -84,10 +84,11 @@ void StatePrograms::add_clip(Program& program, const std::vector<ValueId>& sums)
   program.ops.push_back(std::move(clip));
 }
 
-Program StatePrograms::norm() const {
-  Program program;
+PlacedProgram StatePrograms::norm() const {
+  PlacedProgram norm;
+  Program& program = norm.program;
   program.name = "norm";
-  Op squares = squares_of(program, [](const ParameterSpec&, int) { return true; });
+  Op squares = squares_of(norm, [](const ParameterSpec&, int) { return true; });
   squares.outputs.push_back(program.add_value({.name = "squares",
                                                .shape = {static_cast<std::int64_t>(squares.inputs.size())},
                                                .dtype = DType::f64,
@@ -95,34 +96,35 @@ Program StatePrograms::norm() const {
   const ValueId sums = squares.outputs[0];
   program.ops.push_back(std::move(squares));
   add_clip(program, {sums});
-  return program;
+  return norm;
 }
 
 // f64 elements, one for each tensor.
-Program StatePrograms::squares(const std::string& name, const Takes& takes) const {
-  Program program;
-  Op op = squares_of(program, takes);
-  return squares(name, std::move(program), std::move(op));
+PlacedProgram StatePrograms::squares(const std::string& name, const Takes& takes) const {
+  PlacedProgram to;
+  Op op = squares_of(to, takes);
+  return squares(name, std::move(to), std::move(op));
 }
 
-Program StatePrograms::squares(const std::string& name, Program program, Op squares) {
+PlacedProgram StatePrograms::squares(const std::string& name, PlacedProgram to, Op squares) {
+  Program& program = to.program;
   program.name = "squares";
-  if (squares.inputs.empty()) return program;
+  if (squares.inputs.empty()) return to;
   squares.outputs.push_back(program.add_value({.name = name,
                                                .shape = {static_cast<std::int64_t>(squares.inputs.size())},
                                                .dtype = DType::f64,
                                                .role = Role::state}));
   program.ops.push_back(std::move(squares));
-  return program;
+  return to;
 }
 
-Program StatePrograms::squares(int layer) const {
+PlacedProgram StatePrograms::squares(int layer) const {
   return squares("squares." + (layer < 0 ? std::string("outside") : std::to_string(layer)),
                  [layer](const ParameterSpec&, int wanted) { return wanted == layer; });
 }
 
 // Piece by piece, so that a rank's are neighbours.
-Op StatePrograms::squares_of_pieces(Program& program) const {
+Op StatePrograms::squares_of_pieces(PlacedProgram& to) const {
   Op squares{.kind = "sum_squares", .inputs = {}, .outputs = {}, .attributes = {}};
   const auto [begin, end] = shards_.own_pieces();
   for (int piece = begin; piece < end; ++piece)
@@ -131,11 +133,8 @@ Op StatePrograms::squares_of_pieces(Program& program) const {
       if (pieces.empty() || !spec.trainable) continue;
       const Extents extents = shard_of_rows(spec.extents, pieces, piece).extents;
       for_each_layer(spec, layers_, [&](int layer) {
-        program.values.push_back({.name = piece_name(spec.name, layer, piece),
-                                  .shape = Shape(extents.begin(), extents.end()),
-                                  .dtype = options_.gradient,
-                                  .role = Role::state});
-        squares.inputs.push_back(static_cast<ValueId>(program.values.size() - 1));
+        squares.inputs.push_back(add_named(to.program, to.tensors, {names::kGradient, spec.name, layer, piece}, extents,
+                                           options_.gradient));
       });
     }
   return squares;
@@ -170,20 +169,20 @@ Program StatePrograms::sum_tree(ParameterGroup group) const {
   return program;
 }
 
-Program StatePrograms::squares(Split split) const {
+PlacedProgram StatePrograms::squares(Split split) const {
   if (options_.state.in_tree > 0) {
     if (split == Split::whole)
       return squares("squares.whole",
                      [&](const ParameterSpec& spec, int) { return shards_.pieces(spec.name).empty(); });
-    Program program;
-    Op op = squares_of_pieces(program);
-    return squares(shards_.any() ? names::kOwnSquares : names::kShardSquares, std::move(program), std::move(op));
+    PlacedProgram to;
+    Op op = squares_of_pieces(to);
+    return squares(shards_.any() ? names::kOwnSquares : names::kShardSquares, std::move(to), std::move(op));
   }
   return squares(split == Split::shards ? names::kShardSquares : "squares.whole",
                  [&](const ParameterSpec& spec, int) { return shards_.has(spec.name) == (split == Split::shards); });
 }
 
-Program StatePrograms::shard_squares(int layer) const {
+PlacedProgram StatePrograms::shard_squares(int layer) const {
   return squares(std::string(names::kShardSquares) + "." + (layer < 0 ? std::string("outside") : std::to_string(layer)),
                  [&](const ParameterSpec& spec, int wanted) { return wanted == layer && shards_.has(spec.name); });
 }
@@ -213,14 +212,16 @@ Program StatePrograms::norm_of_squares(const std::vector<PlacedProgram>& squares
   return program;
 }
 
-Program StatePrograms::amaxes(const std::vector<ScaledMaster>& masters) const {
-  Program program;
+PlacedProgram StatePrograms::amaxes(const std::vector<ScaledMaster>& masters) const {
+  PlacedProgram amaxes;
+  Program& program = amaxes.program;
   program.name = "amaxes";
-  if (masters.empty()) return program;
+  if (masters.empty()) return amaxes;
   Op op{.kind = "amax", .inputs = {}, .outputs = {}, .attributes = {}};
   std::string format = masters.front().format;
   for (const ScaledMaster& master : masters) {
-    op.inputs.push_back(add_tensor(program, names::kMaster, master.spec, master.layer, options_.master));
+    op.inputs.push_back(add_tensor(program, amaxes.tensors, names::kMaster, master.spec, master.layer, options_.master,
+                                   master.spec.extents));
     if (master.format == name_of(DType::i8)) format = master.format;
   }
   op.attributes.set("format", std::move(format));
@@ -229,18 +230,19 @@ Program StatePrograms::amaxes(const std::vector<ScaledMaster>& masters) const {
                                           .dtype = DType::f32,
                                           .role = Role::state}));
   program.ops.push_back(std::move(op));
-  return program;
+  return amaxes;
 }
 
-Program StatePrograms::update(const Plan& plan, const std::vector<UpdatePart>& parts, const char* step) const {
+PlacedProgram StatePrograms::update(const Plan& plan, const std::vector<UpdatePart>& parts, const char* step) const {
   UpdateBuilder builder = update_builder(set_.ops(), step);
+  PlacedProgram update;
   for (const UpdatePart& part : parts) {
     const ParameterSpec& spec = set_.parameters()[part.parameter];
     const std::vector<OptimizerState>& states = plan.parameters[part.parameter].update.states;
     auto add = [&](const std::string& kind, DType dtype, const Extents& whole) {
-      return add_tensor(builder.program(), kind, spec, part.layer, dtype, whole, part.rows);
+      return add_tensor(builder.program(), update.tensors, kind, spec, part.layer, dtype, whole, part.rows);
     };
-    UpdateBuilder::Tensors tensors{.spec = &spec, .states = states, .suffix = tensor_name("", spec.name, part.layer)};
+    UpdateBuilder::Tensors tensors{.spec = &spec, .states = states, .suffix = text_of({"", spec.name, part.layer})};
     tensors.gradient = add(names::kGradient, options_.gradient, spec.extents);
     tensors.master = add(names::kMaster, plan.parameters[part.parameter].master, spec.extents);
     for (const OptimizerState& state : states)
@@ -263,25 +265,30 @@ Program StatePrograms::update(const Plan& plan, const std::vector<UpdatePart>& p
     if (!has_master)
       builder.op("requantize_weights", {builder.update(), builder.step(), builder.master(), master, scale}, "", format);
   }
-  return stack_matrices(builder.take(), kStackBytes);
+  update.program = stack_matrices(builder.take(), kStackBytes);
+  return update;
 }
 
-Program StatePrograms::exchange(const Plan& plan, const std::vector<UpdatePart>& parts) const {
-  Program program;
+PlacedProgram StatePrograms::exchange(const Plan& plan, const std::vector<UpdatePart>& parts) const {
+  PlacedProgram exchange;
+  Program& program = exchange.program;
   program.name = "exchange";
   Op op{.kind = "exchange", .inputs = {}, .outputs = {}, .attributes = {}};
   for (const UpdatePart& part : parts) {
     const ParameterSpec& spec = set_.parameters()[part.parameter];
     for (const OptimizerState& state : plan.parameters[part.parameter].update.states) {
       if (!state.evaluated) continue;
-      op.inputs.push_back(
-          add_tensor(program, names::kMaster, spec, part.layer, options_.master, spec.extents, part.rows));
-      op.inputs.push_back(add_tensor(program, state.name, spec, part.layer, state.dtype, state.extents, part.rows));
+      auto add = [&](const std::string& kind, DType dtype, const Extents& whole) {
+        op.inputs.push_back(
+            add_tensor(program, exchange.tensors, kind, spec, part.layer, dtype, whole, part.rows));
+      };
+      add(names::kMaster, options_.master, spec.extents);
+      add(state.name, state.dtype, state.extents);
     }
   }
   op.outputs = op.inputs;
   if (!op.inputs.empty()) program.ops.push_back(std::move(op));
-  return program;
+  return exchange;
 }
 
 std::vector<Value> StatePrograms::quantized_master(const ParameterSpec& spec) const {

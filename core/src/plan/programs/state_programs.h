@@ -12,12 +12,6 @@
 
 namespace quern {
 
-/// A tensor of one layer, as programs over all layers name it: "gradient.qkv.weight.3"; no number for layer -1.
-std::string tensor_name(const std::string& kind, const std::string& parameter, int layer);
-
-/// A piece of a gradient: "gradient.qkv.weight.3 piece 5".
-std::string piece_name(const std::string& parameter, int layer, int piece);
-
 /// Whether it is what StatePrograms::shard_squares makes.
 bool is_part_of_shard_squares(std::string_view name);
 
@@ -28,6 +22,7 @@ struct ScaledMaster {
   std::string format;
 };
 
+/// Programs that are not placed yet. Those over several layers say which tensors their values are.
 class StatePrograms {
  public:
   enum class Split { shards, whole };
@@ -41,24 +36,24 @@ class StatePrograms {
         layers_(static_cast<int>(parts.model.traits().layers)) {}
 
   /// The norm of all gradients, and what it is clipped by.
-  Program norm() const;
+  PlacedProgram norm() const;
   /// The same in two parts, for gradients that are not all on the device at once: the sums of squares of a layer's, -1
   /// for those outside, and what adds up all of these.
-  Program squares(int layer) const;
+  PlacedProgram squares(int layer) const;
   /// The same of shards, whose sums ranks add up, or of gradients that are whole on every rank; no ops: there are none.
-  Program squares(Split split) const;
+  PlacedProgram squares(Split split) const;
   /// Of a layer's shards, neighbours in the tensor of all shards' squares.
-  Program shard_squares(int layer) const;
+  PlacedProgram shard_squares(int layer) const;
   /// Adds what a micro-batch left to the partial sums of a tree: gradients of a group, and the head's losses. No ops:
   /// the rank has one micro-batch of a step.
   Program sum_tree(ParameterGroup group) const;
   Program norm_of_squares(const std::vector<PlacedProgram>& squares) const;
   /// The largest magnitudes of those masters.
-  Program amaxes(const std::vector<ScaledMaster>& masters) const;
+  PlacedProgram amaxes(const std::vector<ScaledMaster>& masters) const;
   /// Updates these parts, under the state of the step that `step` names.
-  Program update(const Plan& plan, const std::vector<UpdatePart>& parts, const char* step) const;
+  PlacedProgram update(const Plan& plan, const std::vector<UpdatePart>& parts, const char* step) const;
   /// Exchanges the masters of these parts for the states that are evaluated (OptimizerState::evaluated).
-  Program exchange(const Plan& plan, const std::vector<UpdatePart>& parts) const;
+  PlacedProgram exchange(const Plan& plan, const std::vector<UpdatePart>& parts) const;
   /// Values and scales that take the place of the parameter's master, without PlanOptions::masters: in int8, and all
   /// that ops read of it. Empty: it has a master.
   std::vector<Value> quantized_master(const ParameterSpec& spec) const;
@@ -76,19 +71,16 @@ class StatePrograms {
  private:
   using Takes = std::function<bool(const ParameterSpec& spec, int layer)>;
   /// One op over the gradients that `takes` takes, layer by layer.
-  Op squares_of(Program& program, const Takes& takes) const;
-  Program squares(const std::string& name, const Takes& takes) const;
-  static Program squares(const std::string& name, Program program, Op squares);
+  Op squares_of(PlacedProgram& to, const Takes& takes) const;
+  PlacedProgram squares(const std::string& name, const Takes& takes) const;
+  static PlacedProgram squares(const std::string& name, PlacedProgram to, Op squares);
   /// One op over this rank's pieces of all gradients that are cut.
-  Op squares_of_pieces(Program& program) const;
+  Op squares_of_pieces(PlacedProgram& to) const;
   static void add_clip(Program& program, const std::vector<ValueId>& sums);
-  /// `whole`: over all ranks.
-  ValueId add_tensor(Program& program, const std::string& kind, const ParameterSpec& spec, int layer, DType dtype,
-                     const Extents& whole, const RowSlice& rows) const;
-  ValueId add_tensor(Program& program, const std::string& kind, const ParameterSpec& spec, int layer,
-                     DType dtype) const {
-    return add_tensor(program, kind, spec, layer, dtype, spec.extents, {});
-  }
+  /// This rank's part of a tensor, or these rows; `whole`: over all ranks.
+  ValueId add_tensor(Program& program, std::vector<TensorId>& tensors, const std::string& kind,
+                     const ParameterSpec& spec, int layer, DType dtype, const Extents& whole,
+                     const RowSlice& rows = {}) const;
 
   const PlanParts& parts_;
   const PlanOptions& options_;

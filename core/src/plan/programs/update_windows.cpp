@@ -54,9 +54,8 @@ class Splitter {
     return windows_.emplace_back(UpdateWindow{.group = group, .layer = layer, .rows = rows});
   }
 
-  static void follow(UpdateWindow& window, Program program) {
-    for (Value& value : program.values) value.name = whole_name(value.name);
-    window.follow.emplace_back().program = std::move(program);
+  static void follow(UpdateWindow& window, Program program, std::vector<TensorId> tensors = {}) {
+    window.follow.push_back({.program = std::move(program), .tensors = std::move(tensors), .own = true});
   }
 
   const ParameterPlan& parameter_of(const UpdatePart& part) const { return plan_.parameters[part.parameter]; }
@@ -89,7 +88,8 @@ class Splitter {
       if (format.empty())
         follow(window, splits[i].own);
       else
-        follow(window, StatePrograms::amax_of(splits[i].own.values[0], slice_amax_name(i), format));
+        follow(window, StatePrograms::amax_of(splits[i].own.values[0], "slice_amax", format),
+               {{}, {names::kSliceAmaxes, plan_.parameters[whole.parameter].spec.name, whole.layer, static_cast<int>(i)}});
     }
     if (!format.empty()) {
       const Value slice_amaxes{.name = names::kSliceAmaxes,
@@ -183,8 +183,6 @@ class Splitter {
 };
 
 }  // namespace
-
-std::string slice_amax_name(std::size_t slice) { return std::string(names::kAmax) + "." + std::to_string(slice); }
 
 std::vector<UpdateWindow> one_update(const Plan& plan) {
   std::vector<UpdateWindow> all(1);

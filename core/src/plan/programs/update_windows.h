@@ -10,9 +10,6 @@
 
 namespace quern {
 
-/// The element of names::kSliceAmaxes that a slice of a master has.
-std::string slice_amax_name(std::size_t slice);
-
 /// All parts in one window, in the order of the parameters.
 std::vector<UpdateWindow> one_update(const Plan& plan);
 /// Windows of at most PlanOptions::update_window_bytes, where their parts can be as small, in the order of the forward

@@ -59,7 +59,7 @@ class Maker {
     }
     std::erase_if(set_.runs, [](const RunSchedule& schedule) { return schedule.empty(); });
     for (const PlannedTensor& tensor : plan_.tensors) {
-      if (tensor.owner == TensorOwner::loading) continue;
+      if (tensor.owner == TensorOwner::loading || tensor.owner == TensorOwner::activation) continue;
       const Access access = places_.tensor(tensor);
       set_.lasting.resize(set_.values.size(), false);
       set_.lasting[static_cast<std::size_t>(access.value)] = true;
@@ -207,7 +207,7 @@ class Maker {
     std::vector<Access> from, to;
     std::int64_t offset = 0;
     for (const Value& input : plan_.uploaded) {
-      const PlannedTensor& tensor = plan_.tensor(input.name, "", -1);
+      const PlannedTensor& tensor = plan_.tensor({input.name});
       to.push_back(places_.tensor(tensor));
       from.push_back({{Space::staging, 0, offset, tensor.bytes()}, add_value("staged " + input.name)});
       offset += tensor.bytes();
@@ -218,15 +218,15 @@ class Maker {
 
   // The engine's caller writes it.
   void add_load(RunSchedule& schedule, const Stop& stop) {
-    const Access master = places_.tensor(plan_.tensor(names::kMaster, stop.loads->spec.name, stop.layer));
+    const Access master = places_.tensor(plan_.tensor({names::kMaster, stop.loads->spec.name, stop.layer}));
     schedule.add({.kind = ActionKind::host, .lane = Lane::host, .layer = stop.layer, .window = stop.window}, {},
                  {&master, 1});
   }
 
   // The next upload brings another step's state.
   void keep_step() {
-    add_copy(set_[Run::update], places_.tensor(plan_.tensor(names::kStep, "", -1)),
-             places_.tensor(plan_.tensor(names::kUpdateStep, "", -1)));
+    add_copy(set_[Run::update], places_.tensor(plan_.tensor({names::kStep})),
+             places_.tensor(plan_.tensor({names::kUpdateStep})));
   }
 
   // ---- what ranks do together: on a lane of its own, so that programs go on meanwhile ----
@@ -262,7 +262,7 @@ class Maker {
     const PlannedTensor& named = named_by(wanted);
     Task task{
         .instance = {.kind = wanted.kind, .inputs = {}, .outputs = {}, .attributes = wanted.attributes, .geometry = {}},
-        .name = std::string(wanted.kind) + " " + named.kind,
+        .name = std::string(wanted.kind) + " " + named.kind + (named.part == TensorId::kOwn ? " in a shard" : ""),
         .program = "collectives"};
     task.instance.attributes.set("ranks", std::int64_t{plan_.options.state.ranks});
     auto operand_of = [](const PlannedTensor& tensor) {
@@ -282,9 +282,8 @@ class Maker {
   /// Where its part is, and what brings the parts together or sums them.
   void add_over_ranks(const PlannedTensor& whole) {
     OverRanks& over = set_.over_ranks[whole.offset];
-    auto find = [&](const std::string& kind) { return plan_.find(shard_name(kind), whole.parameter, whole.layer); };
-    const PlannedTensor* part = find(whole.kind == names::kWorking ? whole.parameter : whole.kind);
-    if (!part && whole.kind == names::kWorking) part = find(names::kMaster);
+    const PlannedTensor* part = plan_.find({whole.kind, whole.parameter, whole.layer, TensorId::kOwn});
+    if (!part && whole.kind == names::kWorking) part = plan_.find({names::kMaster, whole.parameter, whole.layer});
     if (!part) return;
     const ParameterPlan& parameter = plan_.parameter(whole.parameter);
     over.part = places_.tensor(*part);
@@ -322,12 +321,10 @@ class Maker {
     for (std::size_t from = 0; from < ranks; ++from) exchanged.insert(exchanged.end(), counts.begin(), counts.end());
     const auto own = static_cast<std::int64_t>(counts[rank]);
     const double first = std::accumulate(counts.begin(), counts.begin() + static_cast<std::ptrdiff_t>(rank), 0.0);
-    PlannedTensor staged = plan_.tensor(names::kStaged, "", -1), part = whole;
+    PlannedTensor staged = plan_.tensor({names::kStaged});
     staged.dtype = whole.dtype;
     staged.extents = {static_cast<std::int64_t>(ranks), own};
-    part.part_of = whole.offset;
-    part.offset += byte_count({static_cast<std::int64_t>(first)}, whole.dtype);
-    part.extents = {own};
+    const PlannedTensor part = whole.part_at({{own}, static_cast<std::int64_t>(first)});
     add_collective(schedule, {"all_to_all", {{"counts", exchanged}}, {&whole}, {&staged}});
     if (own > 0)
       add_collective(schedule,
@@ -340,18 +337,20 @@ class Maker {
   void add_gathers(RunSchedule& schedule, const ParameterPlan& parameter, int layer) {
     if (parameter.shards_weights) return;  // for each use
     for (const Value& value : plan_.forms_of(parameter, layer).gathered) {
-      const PlannedTensor& whole = plan_.working(parameter.spec, value.name, layer);
-      const PlannedTensor& own = plan_.tensor(shard_name(value.name), parameter.spec.name, layer);
+      TensorId id = working_id(parameter.spec.name, value.name, layer);
+      const PlannedTensor& whole = plan_.tensor(id);
+      id.part = TensorId::kOwn;
+      const PlannedTensor own = plan_.part(id);
       add_collective(schedule,
                      {"all_gather", {{"counts", counts_of(whole.extents, parameter.bounds)}}, {&own}, {&whole}});
     }
   }
 
   void add_reduction(RunSchedule& schedule, const ParameterPlan& parameter, int layer) {
-    const PlannedTensor& whole = plan_.tensor(names::kGradient, parameter.spec.name, layer);
+    const PlannedTensor& whole = plan_.tensor({names::kGradient, parameter.spec.name, layer});
     if (in_tree()) return add_tree_sum(schedule, whole, parameter.bounds);
     if (parameter.bounds.empty()) return add_all_reduce(schedule, {&whole}, "sum");
-    const PlannedTensor& own = plan_.tensor(tensor_name(names::kGradient, parameter.spec.name, layer), "", -1);
+    const PlannedTensor own = plan_.part({names::kGradient, parameter.spec.name, layer, TensorId::kOwn});
     add_collective(schedule,
                    {"reduce_scatter",
                     {{"reduction", std::string("sum")}, {"counts", counts_of(whole.extents, parameter.bounds)}},
@@ -360,12 +359,12 @@ class Maker {
   }
 
   void add_squares_gather(RunSchedule& schedule) {
-    const PlannedTensor* own = plan_.find(names::kOwnSquares, "", -1);
+    const PlannedTensor* own = plan_.find({names::kOwnSquares});
     if (!own) return;
     const std::vector<double> counts(static_cast<std::size_t>(plan_.options.state.ranks),
                                      static_cast<double>(element_count(own->extents)));
     add_collective(schedule,
-                   {"all_gather", {{"counts", counts}}, {own}, {&plan_.tensor(names::kShardSquares, "", -1)}});
+                   {"all_gather", {{"counts", counts}}, {own}, {&plan_.tensor({names::kShardSquares})}});
   }
 
   /// Of what each machine has whole.
@@ -384,7 +383,7 @@ class Maker {
 
   /// Those that ranks agree on behind an update window's programs: neighbours, as the windows' parameters are.
   PlannedTensor amaxes_of(const UpdateWindow& window) const {
-    PlannedTensor amaxes = plan_.tensor(names::kAmax, plan_.parameters[window.agrees[0]].spec.name, window.layer);
+    PlannedTensor amaxes = plan_.tensor({names::kAmax, plan_.parameters[window.agrees[0]].spec.name, window.layer});
     amaxes.extents = {static_cast<std::int64_t>(window.agrees.size())};
     return amaxes;
   }
@@ -407,7 +406,7 @@ class Maker {
         });
       case Meeting::sum:
         if (in_tree()) {
-          add_tree_sum(schedule, plan_.tensor(names::kLossStats, "", -1), {});
+          add_tree_sum(schedule, plan_.tensor({names::kLossStats}), {});
           break;
         }
         add_all_reduce(schedule, tensors_that([&](const PlannedTensor& tensor) {
@@ -450,7 +449,7 @@ class Maker {
     std::vector<Access> read;
     std::int64_t offset = 0;
     for (const char* name : {names::kLossStats, names::kUpdate}) {
-      const PlannedTensor& tensor = plan_.tensor(name, "", -1);
+      const PlannedTensor& tensor = plan_.tensor({name});
       read.push_back({{Space::results, 0, offset, tensor.bytes()}, add_value(std::string("read ") + name)});
       add_copy(schedule, places_.tensor(tensor), read.back());
       offset += tensor.bytes();

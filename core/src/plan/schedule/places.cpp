@@ -22,6 +22,12 @@ std::string in_layer(std::string_view name, int layer) {
   return std::string(name) + (layer < 0 ? "" : "@" + std::to_string(layer));
 }
 
+/// By a value's role.
+std::string_view kind_of(const Value& value) {
+  if (value.role == Role::parameter_grad) return names::kGradient;
+  return value.role == Role::parameter && value.name == value.parameter ? names::kWorking : std::string_view(value.name);
+}
+
 }  // namespace
 
 Places::Places(const Plan& plan, std::vector<std::string>& names) : plan_(plan), names_(names) {
@@ -50,22 +56,13 @@ Access Places::passing(std::int64_t offset, std::int64_t bytes, const std::strin
 Access Places::tensor(const PlannedTensor& tensor) {
   if (tensor.owner == TensorOwner::loading)
     return passing(tensor.offset, tensor.bytes(), in_layer("loading " + tensor.parameter, tensor.layer));
-  if (tensor.kind == names::kAmax && tensor.part_of >= 0)  // an element of what ranks agree on together
-    return at(tensor.place(), tensor.part_of, names::kAmaxes, -1);
   return at(tensor.place(), tensor.part_of < 0 ? tensor.offset : tensor.part_of,
             tensor.parameter.empty() ? tensor.kind : tensor.kind + "." + tensor.parameter, tensor.layer);
 }
 
 Access Places::of_rows(const Stop& stop, const PlannedTensor& tensor, const Value& value) {
-  if (tensor.over_ranks && !stop.rows.whole())  // an update knows its own rows by the whole's name
-    return of_rows(stop, plan_.tensor(shard_name(value.name), tensor.parameter, tensor.layer), value);
   if (stop.rows.whole() || tensor.bytes() == plan_.bytes_of(value)) return this->tensor(tensor);
-  const Shard shard = shard_of_rows(tensor.whole_extents(), stop.rows);
-  PlannedTensor part = tensor;
-  part.part_of = tensor.part_of < 0 ? tensor.offset : tensor.part_of;
-  part.offset += byte_count({shard.first - tensor.first}, tensor.dtype);
-  part.extents = shard.extents;
-  return this->tensor(part);
+  return this->tensor(tensor.part_at(shard_of_rows(tensor.whole_extents(), stop.rows)));
 }
 
 std::vector<Access> Places::of(const Stop& stop) {
@@ -83,24 +80,19 @@ Access Places::of_value(const Stop& stop, ValueId id) {
   const int in = position(program.inputs, id), out = position(program.outputs, id);
   if (in >= 0 || out >= 0)
     if (Access access = boundary(stop, value, in, out); access.place.present()) return access;
-  auto layer_of = [&](const std::string& parameter) {
-    auto it = in_blocks_.find(parameter);
-    return it != in_blocks_.end() && it->second ? stop.layer : -1;
-  };
+  const std::vector<TensorId>& known = stop.program->tensors;
+  if (const auto index = static_cast<std::size_t>(id); index < known.size() && !known[index].kind.empty())
+    return of_rows(stop, plan_.part(known[index]), value);
+  if (!value.parameter.empty()) {
+    const auto found = in_blocks_.find(value.parameter);
+    const int layer = found != in_blocks_.end() && found->second ? stop.layer : -1;
+    const int part = stop.program->own ? TensorId::kOwn : TensorId::kWhole;
+    return of_rows(stop, plan_.part({std::string(kind_of(value)), value.parameter, layer, part}), value);
+  }
   switch (value.role) {
-    case Role::runtime: return tensor(plan_.tensor(value.name, "", -1));
-    case Role::parameter:
-      return of_rows(stop,
-                     plan_.tensor(value.name == value.parameter ? names::kWorking : value.name, value.parameter,
-                                  layer_of(value.parameter)),
-                     value);
-    case Role::parameter_grad:
-      return tensor(plan_.tensor(names::kGradient, value.parameter, layer_of(value.parameter)));
-    case Role::state:
-      if (!value.parameter.empty())
-        return of_rows(stop, plan_.tensor(value.name, value.parameter, layer_of(value.parameter)), value);
-      return state(stop, value);
-    case Role::observation: return tensor(plan_.tensor(value.name, "", stop.layer));
+    case Role::runtime: return tensor(plan_.tensor({value.name}));
+    case Role::state: return state(stop, value);
+    case Role::observation: return tensor(plan_.tensor({value.name, "", stop.layer}));
     case Role::saved: return saved(stop, value);
     case Role::local: {
       const std::int64_t offset = stop.program->offsets[static_cast<std::size_t>(id)];
@@ -108,6 +100,8 @@ Access Places::of_value(const Stop& stop, ValueId id) {
       return {{Space::device, 0, plan_.transient_offset + offset, plan_.bytes_of(value)},
               fresh(in_layer(value.name, stop.layer))};
     }
+    case Role::parameter:
+    case Role::parameter_grad:
     case Role::boundary: break;
   }
   fail_internal("plan", "value " + value.name + " of " + program.name + " has no place");
@@ -115,9 +109,9 @@ Access Places::of_value(const Stop& stop, ValueId id) {
 
 Access Places::state(const Stop& stop, const Value& value) {
   if (value.name == names::kLossStats && stop.flow == Flow::evaluate)
-    return tensor(plan_.tensor(names::kEvalStats, "", -1));
-  const PlannedTensor* outside = plan_.find(value.name, "", -1);
-  return of_rows(stop, outside ? *outside : plan_.tensor(value.name, "", stop.layer), value);
+    return tensor(plan_.tensor({names::kEvalStats}));
+  const PlannedTensor* outside = plan_.find({value.name});
+  return of_rows(stop, outside ? *outside : plan_.tensor({value.name, "", stop.layer}), value);
 }
 
 Access Places::boundary(const Stop& stop, const Value& value, int in, int out) {
@@ -126,7 +120,7 @@ Access Places::boundary(const Stop& stop, const Value& value, int in, int out) {
     return passing(plan_.gradient_buffers[boundary % 2], bytes, "stream gradient " + std::to_string(boundary));
   };
   const bool evaluate = stop.flow == Flow::evaluate;
-  if (out >= 0 && !stop.result.empty()) return tensor(plan_.tensor(stop.result, "", -1));
+  if (out >= 0 && !stop.result.empty()) return tensor(plan_.tensor({std::string(stop.result)}));
   if (out >= 0 && stop.boundary_out >= 0) {
     if (stop.flow == Flow::turn || stop.flow == Flow::backward) return gradient(stop.boundary_out);
     return stream(stop.boundary_out, out, evaluate, bytes);
@@ -182,8 +176,7 @@ Access Places::saved(const Stop& stop, const Value& value) {
     const Place& kept = plan_.boundary_homes[static_cast<std::size_t>(stop.layer)][static_cast<std::size_t>(in)];
     return kept.present() ? home(stop.layer, kept) : stream(stop.layer, in, false, plan_.bytes_of(value));
   }
-  const Place place = plan_.saved_place(stop.layer, value.name, plan_.bytes_of(value));
-  return at(place, place.offset, value.name, stop.layer);
+  return tensor(plan_.tensor({value.name, "", stop.layer}));
 }
 
 }  // namespace quern

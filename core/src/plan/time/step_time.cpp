@@ -28,8 +28,6 @@ std::optional<TensorOwner> owner_in_place(const RunSchedule& schedule, const Act
 StoreOwners::StoreOwners(const Plan& plan) {
   for (const PlannedTensor& tensor : plan.tensors)
     if (tensor.store >= 0) begins_.try_emplace({tensor.store, tensor.offset}, tensor.owner);
-  for (const Slab& slab : plan.slabs)
-    if (slab.store >= 0) begins_.try_emplace({slab.store, slab.offset}, TensorOwner::activation);
 }
 
 TensorOwner StoreOwners::of(const Place& in_store) const {

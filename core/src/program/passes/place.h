@@ -6,15 +6,19 @@
 #include <functional>
 #include <vector>
 
+#include "program/names.h"
 #include "quern/op_spec.h"
 
 namespace quern {
 
 struct PlacedProgram {
-  Program program;
-  std::vector<std::int64_t> offsets;            ///< by value; -1 unless local and read
-  std::vector<std::int64_t> workspace_offsets;  ///< by op; -1 when it needs none
-  std::vector<std::int64_t> workspace_bytes;    ///< by op
+  Program program = {};
+  /// By value, as far as it goes: the tensor that it is; no kind: it follows from its role, and the layer that runs it.
+  std::vector<TensorId> tensors = {};
+  bool own = false;  ///< parameters' tensors among its values are TensorId::kOwn, without its saying so
+  std::vector<std::int64_t> offsets = {};            ///< by value; -1 unless local and read
+  std::vector<std::int64_t> workspace_offsets = {};  ///< by op; -1 when it needs none
+  std::vector<std::int64_t> workspace_bytes = {};    ///< by op
   std::int64_t bytes = 0;                       ///< of the arena that this program uses
 };
 

@@ -24,11 +24,7 @@ PlannedTensor precision_states(const Plan& plan) {
     if (!is_state(tensor) && tensor.place().space == Space::device && tensor.offset < end &&
         tensor.offset + tensor.bytes() > begin)
       fail_internal("guard", tensor.kind + " is among the precision states");
-  return {.owner = TensorOwner::precision,
-          .kind = "precision states",
-          .dtype = DType::u8,
-          .extents = {std::max<std::int64_t>(end - begin, 0)},
-          .offset = begin};
+  return {{"precision states"}, TensorOwner::precision, DType::u8, {std::max<std::int64_t>(end - begin, 0)}, begin};
 }
 
 }  // namespace

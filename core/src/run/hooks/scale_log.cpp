@@ -5,7 +5,6 @@
 #include <cstring>
 #include <utility>
 
-#include "plan/shards.h"
 #include "program/passes/observe.h"
 
 namespace quern {
@@ -18,14 +17,14 @@ void add_observed(std::vector<ObservedTensor>& tensors, const Plan& plan, const 
       if (id == kNoValue || program[id].role != Role::observation) continue;
       // What a loss brings to 8 bits is its gradient.
       const char* format = op.attributes.has("format") ? "format" : "gradient_format";
-      ObservedTensor tensor{.name = whole_name(observed_tensor(program[id])),
+      ObservedTensor tensor{.name = observed_tensor(program[id]),
                             .layer = layer,
                             .format = op.attributes.word(format),
-                            .observation = plan.tensor(program[id].name, "", layer),
+                            .observation = plan.tensor({program[id].name, "", layer}),
                             .state = {}};
       for (ValueId input : op.inputs) {
         if (input == kNoValue || program[input].role != Role::state || !program[input].parameter.empty()) continue;
-        tensor.state = plan.tensor(program[input].name, "", layer);
+        tensor.state = plan.tensor({program[input].name, "", layer});
         tensor.state->extents = {kScaleStateWords};
       }
       tensors.push_back(std::move(tensor));

@@ -53,8 +53,8 @@ constexpr char kRead = 'r', kDone = 'd', kFailed = 'e';
 /// A tensor as all ranks know it, and a range of its elements.
 std::string request_of(const PlannedTensor& tensor, std::int64_t first, std::int64_t count) {
   std::string text(1, kRead);
-  for (const std::string& part :
-       {tensor.kind, tensor.parameter, std::to_string(tensor.layer), std::to_string(first), std::to_string(count)})
+  for (const std::string& part : {tensor.kind, tensor.parameter, std::to_string(tensor.layer),
+                                  std::to_string(tensor.part), std::to_string(first), std::to_string(count)})
     text.append(part).append(1, '\0');
   return text;
 }
@@ -66,9 +66,9 @@ void serve(Engine& engine, const std::string& request) {
       parts.emplace_back();
     else
       parts.back() += letter;
-  if (parts.size() != 6) fail_internal("ranks", "rank 0 requests an invalid read");
-  const PlannedTensor& tensor = engine.plan().tensor(parts[0], parts[1], std::stoi(parts[2]));
-  engine.read(tensor, std::stoll(parts[3]), std::stoll(parts[4]), nullptr);
+  if (parts.size() != 7) fail_internal("ranks", "rank 0 requests an invalid read");
+  const PlannedTensor tensor = engine.plan().part({parts[0], parts[1], std::stoi(parts[2]), std::stoi(parts[3])});
+  engine.read(tensor, std::stoll(parts[4]), std::stoll(parts[5]), nullptr);
 }
 
 }  // namespace
