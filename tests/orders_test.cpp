@@ -255,9 +255,9 @@ TEST_CASE("schedules that were tampered with are refused, or keep the bits in 32
     Run run;
   };
   constexpr Victim kVictims[] = {{0, 1, Run::upload},         {0, 1, Run::later},           {0, 1, Run::update},
-                                 {0, 1, Run::result},         {1, 1, Run::apply},          {4, 2, Run::only},
-                                 {6, 1, Run::apply},         {8, 1, Run::refresh},         {15, 1, Run::first},
-                                 {15, 2, Run::last},          {15, 1, Run::apply},         {15, 3, Run::evaluate},
+                                 {0, 1, Run::result},         {1, 1, Run::apply},           {4, 2, Run::only},
+                                 {6, 1, Run::apply},          {8, 1, Run::refresh},         {15, 1, Run::first},
+                                 {15, 2, Run::last},          {15, 1, Run::apply},          {15, 3, Run::evaluate},
                                  {7, 1, Run::updating_first}, {15, 2, Run::updating_first}, {16, 1, Run::first},
                                  {31, 2, Run::later}};
   const Numbers numbers = numbers_of("bf16");

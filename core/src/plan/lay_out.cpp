@@ -3,10 +3,9 @@
 #include <algorithm>
 #include <utility>
 
-#include "plan/programs/update_windows.h"
 #include "plan/reserve.h"
 #include "plan/schedule/make_schedules.h"
-#include "plan/schedule/order.h"
+#include "plan/schedule/run_memory.h"
 #include "program/names.h"
 #include "quern/step_state.h"
 
@@ -24,7 +23,7 @@ class Layout : Reserve {
     lay_out_results();
     lay_out_states();
     lay_out_reductions();
-    lay_out_slice_amaxes();
+    lay_out_amaxes();
     if (plan_.options.train && plan_.options.observe) lay_out_observations();
     lay_out_activations();
     if (plan_.options.snapshot) lay_out_snapshot();
@@ -86,8 +85,7 @@ class Layout : Reserve {
         if (value.role == Role::state && value.parameter.empty() && !plan_.find({value.name}) &&
             !plan_.find({value.name, "", layer}) &&
             (program.state(value.name) != nullptr) == (owner == TensorOwner::precision))
-          add_tensor(
-              {{value.name, "", layer}, owner, value.dtype, extents_at(value.shape, plan_.options.geometry)});
+          add_tensor({{value.name, "", layer}, owner, value.dtype, extents_at(value.shape, plan_.options.geometry)});
     };
     for (const Program* program : {&plan_.head_train.program, &plan_.head_evaluate.program, &plan_.embed.program})
       states(*program, -1);
@@ -122,7 +120,12 @@ class Layout : Reserve {
     }
   }
 
-  void lay_out_slice_amaxes() {
+  /// Of what is updated in slices, and of frozen weights.
+  void lay_out_amaxes() {
+    each_loaded([&](const ParameterPlan& parameter, int layer) {
+      if (!plan_.forms_of(parameter, layer).amax.program.ops.empty())
+        add_tensor({{names::kAmax, parameter.spec.name, layer}, TensorOwner::input, DType::f32, {1}});
+    });
     for (const UpdateWindow& window : plan_.updates)
       for (const PlacedProgram& placed : window.follow)
         for (const Value& value : placed.program.values) {
@@ -183,52 +186,37 @@ class Layout : Reserve {
   }
 
   void lay_out_activations() {
-    const int layers = this->layers();
     const std::int64_t begin = plan_.device_bytes;
-    if (plan_.options.train)
-      for (int layer = 0; layer < layers; ++layer) lay_out_saved(layer);
-
-    const Program& head = plan_.head_evaluate.program;
-    for (std::size_t parity = 0; parity < 2; ++parity)
-      for (ValueId id : head.inputs)
-        plan_.boundary_buffers[parity].push_back(reserve("streams", plan_.bytes_of(head[id])));
-    if (plan_.options.train) {
-      for (std::int64_t& buffer : plan_.gradient_buffers)
-        buffer = reserve("streams", plan_.bytes_of(head[head.inputs[0]]));
-      for (int boundary = 0; boundary <= layers; ++boundary) lay_out_boundary(boundary);
-    }
-    std::int64_t transient = 0;
-    for (const Run& run : all_runs())
-      for (const Stop& stop : order_of(plan_, run)) {
-        if (!stop.program) continue;
-        transient = std::max(transient, stop.program->bytes);
-        if (stop.flow != Stop::Flow::none) plan_.passage_bytes = std::max(plan_.passage_bytes, stop.program->bytes);
-      }
+    for (int layer = 0; layer < layers() && plan_.options.train; ++layer) lay_out_saved(layer);
     lay_out_loading(begin);
-    plan_.transient_offset = reserve(kTransient, transient);
+    std::int64_t most = 0;
+    for (const Run& run : all_runs()) {
+      std::vector<Stop> order = order_of(plan_, run);
+      most = std::max(most, run_memory(plan_, order).bytes);
+      for (const Stop& stop : order)
+        if (stop.flow != Stop::Flow::none) plan_.passage_bytes = std::max(plan_.passage_bytes, stop.program->bytes);
+    }
+    plan_.transient_offset = reserve(kTransient, most);
   }
 
-  /// Frozen weights that ops read in other forms alone, one after the other, where steps have activations.
+  template <class Visit>
+  void each_loaded(Visit visit) {
+    for (const ParameterPlan& parameter : plan_.parameters)
+      for_each_layer(parameter.spec, layers(), [&](int layer) {
+        if (plan_.forms_of(parameter, layer).loads) visit(parameter, layer);
+      });
+  }
+
+  /// Frozen weights that ops read in other forms alone, one after the other, where steps have activations, and on into
+  /// transient memory.
   void lay_out_loading(std::int64_t begin) {
     std::int64_t most = 0;
-    auto each = [&](auto visit) {
-      for (const ParameterPlan& parameter : plan_.parameters)
-        for_each_layer(parameter.spec, layers(), [&](int layer) {
-          if (plan_.forms_of(parameter, layer).loads) visit(parameter, layer);
-        });
-    };
-    each([&](const ParameterPlan& parameter, int) {
-      most = std::max(most, byte_count(parameter.spec.extents, parameter.master));
-    });
-    const std::int64_t there = plan_.device_bytes - begin;
-    if (most > there) reserve(std::string(name_of(TensorOwner::loading)), most - there);
-    each([&](const ParameterPlan& parameter, int layer) {
+    each_loaded([&](const ParameterPlan& parameter, int layer) {
       const ParameterSpec& spec = parameter.spec;
-      plan_.add(
-          {{names::kMaster, spec.name, layer}, TensorOwner::loading, parameter.master, spec.extents, begin});
-      if (!plan_.forms_of(parameter, layer).amax.program.ops.empty())
-        add_tensor({{names::kAmax, spec.name, layer}, TensorOwner::input, DType::f32, {1}});
+      most = std::max(most, byte_count(spec.extents, parameter.master));
+      plan_.add({{names::kMaster, spec.name, layer}, TensorOwner::loading, parameter.master, spec.extents, begin});
     });
+    plan_.loading_bytes = std::max<std::int64_t>(most - (plan_.device_bytes - begin), 0);
   }
 
   // The schedules say what a window holds at once. They are rebuilt once the slots have a place.
@@ -249,30 +237,6 @@ class Layout : Reserve {
                       value.dtype,
                       extents_at(value.shape, plan_.options.geometry)},
                      movable ? TensorOwner::activation : TensorOwner::input);
-  }
-
-  // What a neighbour keeps on the device stays where it keeps it; the rest passes through shared buffers, and is put
-  // from there where a neighbour keeps it in a store.
-  void lay_out_boundary(int boundary) {
-    const bool last = boundary == layers();
-    const Program& consumer = last ? plan_.head_train.program : plan_.layer_class(boundary).forward.program;
-    const Program& producer = boundary == 0 ? plan_.embed.program : plan_.layer_class(boundary - 1).forward.program;
-    std::vector<std::int64_t> offsets;
-    std::vector<Place> homes;
-    for (std::size_t operand = 0; operand < consumer.inputs.size(); ++operand) {
-      const Value& made = producer[producer.outputs[operand]];
-      const Value& taken = consumer[consumer.inputs[operand]];
-      Place kept;
-      if (boundary > 0 && made.role == Role::saved)
-        kept = plan_.tensor({made.name, "", boundary - 1}).place();
-      else if (!last && taken.role == Role::saved)
-        kept = plan_.tensor({taken.name, "", boundary}).place();
-      const bool there = kept.present() && kept.space == Space::device;
-      offsets.push_back(there ? kept.offset : plan_.boundary_buffers[boundary % 2][operand]);
-      homes.push_back(there ? Place{} : kept);
-    }
-    plan_.boundary_offsets.push_back(std::move(offsets));
-    plan_.boundary_homes.push_back(std::move(homes));
   }
 
   const PlannedTensors& tensors_;

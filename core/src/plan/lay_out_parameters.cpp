@@ -82,8 +82,7 @@ class ParameterLayout : Reserve {
   /// Scales beside a master in int8; and both under the names by which ops read them.
   void lay_out_quantized(const ParameterPlan& parameter, int layer) {
     const std::string& name = parameter.spec.name;
-    add_tensor(
-        {{names::kMasterScale, name, layer}, TensorOwner::master, DType::f32, {parameter.spec.extents[0]}});
+    add_tensor({{names::kMasterScale, name, layer}, TensorOwner::master, DType::f32, {parameter.spec.extents[0]}});
     for (std::size_t i : {0, 1}) {
       PlannedTensor alias = plan_.tensor({i == 0 ? names::kMaster : names::kMasterScale, name, layer});
       alias.kind = parameter.quantized[i].name;
@@ -120,10 +119,8 @@ class ParameterLayout : Reserve {
       staged = std::max(staged, *std::max_element(slabs.begin(), slabs.end()) * state.ranks);
     });
     if (levels > 0)
-      add_tensor({{std::string(names::kLossStats) + " " + names::kPartials},
-                  TensorOwner::gradient,
-                  DType::f64,
-                  {levels, 4}});
+      add_tensor(
+          {{std::string(names::kLossStats) + " " + names::kPartials}, TensorOwner::gradient, DType::f64, {levels, 4}});
     if (state.meet) add_tensor({{names::kStaged}, TensorOwner::gradient, DType::f32, {staged}});
   }
 

@@ -142,7 +142,7 @@ struct StorePlan {
 struct LayerClass {
   std::string name;
   PlacedProgram forward, backward, evaluate;
-  PlacedProgram advance;  ///< of the precision backend's states, once per optimizer step
+  PlacedProgram advance;     ///< of the precision backend's states, once per optimizer step
   std::vector<Value> saved;  ///< what a layer keeps for the backward pass
 };
 
@@ -239,14 +239,12 @@ struct Plan {
   std::vector<ParameterPlan> parameters;
 
   // ---- memory ----
-  std::vector<PlannedTensor> tensors;  ///< by `add`, which `find` knows them by
-  std::vector<std::vector<std::int64_t>> boundary_offsets;  ///< [boundary 0..layers][operand] when training
-  std::vector<std::vector<Place>> boundary_homes;           ///< likewise: in a store, if it is kept there; else absent
-  std::vector<std::int64_t> boundary_buffers[2];            ///< shared buffers by parity, by operand
-  std::int64_t gradient_buffers[2] = {0, 0};                ///< stream gradient by parity
-  std::int64_t transient_offset = 0;
+  std::vector<PlannedTensor> tensors;   ///< by `add`, which `find` knows them by
+  std::int64_t alignment = 1;           ///< of every offset
+  std::int64_t transient_offset = 0;    ///< of what runs place by lifetime: schedule/run_memory.h
+  std::int64_t loading_bytes = 0;       ///< from there on, of frozen weights while they are loaded
   std::int64_t over_ranks_bytes = 0;    ///< of what has no memory: its place in Space::ranks
-  std::int64_t passage_bytes = 0;       ///< from there on, free between runs, alike on all ranks
+  std::int64_t passage_bytes = 0;       ///< from transient_offset on, free between runs, alike on all ranks
   std::int64_t device_bytes = 0;        ///< of the arena
   std::int64_t beside_bytes = 0;        ///< what the device and communicators take of its memory beside the arena
   std::int64_t staging_slot_bytes = 0;  ///< pinned host memory of one micro-batch

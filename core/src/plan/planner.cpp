@@ -28,6 +28,7 @@ class Planner {
   Plan make(const RecomputeChoice& choice, const std::function<bool(const Plan&)>& worth_slots) {
     set_.finish(choice);
     if (plan_.options.state.in_tree > 0) check_tree();
+    plan_.alignment = alignment();
     plan_.model = parts_.model.traits();
     plan_.uploaded = set_.inputs();
     plan_.uploaded.push_back({.name = names::kStep,
@@ -206,9 +207,8 @@ class Planner {
       forms.loads = !spec.trainable && !reads[parameter.forms.size() - 1];
       forms.refresh = placed({.program = split.own, .own = true});
       if (plan_.options.train && plan_.options.observe && spec.trainable)
-        forms.observe = placed(
-            {.program = observe_copies(split.own.ops.empty() ? split.rest : split.own, plan_.ops),
-             .own = !split.own.ops.empty()});
+        forms.observe = placed({.program = observe_copies(split.own.ops.empty() ? split.rest : split.own, plan_.ops),
+                                .own = !split.own.ops.empty()});
       forms.rest = placed(split.rest);
       if (!split.amax_format.empty())
         forms.amax = placed({.program = StatePrograms::amax_of(forms.loads ? refresh.values[0] : split.own.values[0],

@@ -39,15 +39,6 @@ std::vector<Range> ranges_of(const Plan& plan, std::int32_t store) {
     if (tensor.store == store && !is_alias(plan, tensor))
       ranges.push_back({tensor.offset, tensor.bytes(), tensor.kind + " " + tensor.parameter});
   if (store >= 0) return ranges;
-  const Program& head = plan.head_evaluate.program;
-  auto stream_bytes = [&](std::size_t operand) {
-    const Value& value = head[head.inputs[operand]];
-    return byte_count(extents_at(value.shape, plan.options.geometry), value.dtype);
-  };
-  for (const auto& buffers : plan.boundary_buffers)
-    for (std::size_t i = 0; i < buffers.size(); ++i) ranges.push_back({buffers[i], stream_bytes(i), "stream"});
-  if (plan.options.train)
-    for (std::int64_t buffer : plan.gradient_buffers) ranges.push_back({buffer, stream_bytes(0), "stream gradient"});
   const std::int64_t transient_end = plan.ring.bytes > 0 ? plan.ring.offset : plan.device_bytes;
   ranges.push_back({plan.transient_offset, transient_end - plan.transient_offset, "transient"});
   if (plan.ring.bytes > 0) ranges.push_back({plan.ring.offset, plan.ring.bytes, "slots"});

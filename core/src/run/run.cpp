@@ -72,7 +72,8 @@ struct TrainingRun::Parts : ConfiguredRun {
     state = training_state(open);
     if (trainer)
       for (const PlannedTensor& tensor : open.tensors)
-        if (tensor.kind == names::kGradient && tensor.part == TensorId::kWhole) state.push_back(reduced_gradient(open, tensor));
+        if (tensor.kind == names::kGradient && tensor.part == TensorId::kWhole)
+          state.push_back(reduced_gradient(open, tensor));
     return state;
   }
   const PlannedTensor& tensor(const std::string& name);

@@ -133,8 +133,8 @@ Op StatePrograms::squares_of_pieces(PlacedProgram& to) const {
       if (pieces.empty() || !spec.trainable) continue;
       const Extents extents = shard_of_rows(spec.extents, pieces, piece).extents;
       for_each_layer(spec, layers_, [&](int layer) {
-        squares.inputs.push_back(add_named(to.program, to.tensors, {names::kGradient, spec.name, layer, piece}, extents,
-                                           options_.gradient));
+        squares.inputs.push_back(
+            add_named(to.program, to.tensors, {names::kGradient, spec.name, layer, piece}, extents, options_.gradient));
       });
     }
   return squares;
@@ -279,8 +279,7 @@ PlacedProgram StatePrograms::exchange(const Plan& plan, const std::vector<Update
     for (const OptimizerState& state : plan.parameters[part.parameter].update.states) {
       if (!state.evaluated) continue;
       auto add = [&](const std::string& kind, DType dtype, const Extents& whole) {
-        op.inputs.push_back(
-            add_tensor(program, exchange.tensors, kind, spec, part.layer, dtype, whole, part.rows));
+        op.inputs.push_back(add_tensor(program, exchange.tensors, kind, spec, part.layer, dtype, whole, part.rows));
       };
       add(names::kMaster, options_.master, spec.extents);
       add(state.name, state.dtype, state.extents);

@@ -88,8 +88,9 @@ class Splitter {
       if (format.empty())
         follow(window, splits[i].own);
       else
-        follow(window, StatePrograms::amax_of(splits[i].own.values[0], "slice_amax", format),
-               {{}, {names::kSliceAmaxes, plan_.parameters[whole.parameter].spec.name, whole.layer, static_cast<int>(i)}});
+        follow(
+            window, StatePrograms::amax_of(splits[i].own.values[0], "slice_amax", format),
+            {{}, {names::kSliceAmaxes, plan_.parameters[whole.parameter].spec.name, whole.layer, static_cast<int>(i)}});
     }
     if (!format.empty()) {
       const Value slice_amaxes{.name = names::kSliceAmaxes,

@@ -6,7 +6,6 @@
 #include <numeric>
 #include <utility>
 
-#include "plan/programs/state_programs.h"
 #include "plan/schedule/order.h"
 #include "plan/schedule/places.h"
 #include "program/names.h"
@@ -45,7 +44,9 @@ class Maker {
     for (const Run& run : all_runs()) {
       if (!wanted(run)) continue;
       std::vector<bool> has_sum;
-      for (const Stop& stop : order_of(plan_, run)) {
+      std::vector<Stop> order = order_of(plan_, run);
+      places_.begin(run_memory(plan_, order));
+      for (const Stop& stop : order) {
         if (stop.program) add_program(run, stop, has_sum);
         if (stop.loads) add_load(set_[run], stop);
         if (stop.flow == Stop::Flow::forward) put_streams(set_[run], stop);
@@ -179,7 +180,8 @@ class Maker {
     const std::int64_t workspace = stop.program->workspace_offsets[index];
     Access scratch;
     if (workspace >= 0)
-      scratch.place = {Space::device, 0, plan_.transient_offset + workspace, stop.program->workspace_bytes[index]};
+      scratch.place = {Space::device, 0, plan_.transient_offset + stop.locals + workspace,
+                       stop.program->workspace_bytes[index]};
     writes_.push_back(scratch);
     schedule.add({.kind = ActionKind::launch, .task = task, .layer = stop.layer, .window = stop.window}, reads_,
                  writes_);
@@ -187,7 +189,7 @@ class Maker {
 
   // From the buffer through which the next program gets it, so that nothing has to come back for that.
   void put_streams(RunSchedule& schedule, const Stop& stop) {
-    for (const auto& [here, home] : places_.kept_streams(stop.boundary_out))
+    for (const auto& [here, home] : places_.kept_streams(stop))
       schedule.add({.kind = ActionKind::put, .lane = Lane::copy_out, .layer = stop.layer, .window = stop.window},
                    {&here, 1}, {&home, 1});
   }
@@ -363,8 +365,7 @@ class Maker {
     if (!own) return;
     const std::vector<double> counts(static_cast<std::size_t>(plan_.options.state.ranks),
                                      static_cast<double>(element_count(own->extents)));
-    add_collective(schedule,
-                   {"all_gather", {{"counts", counts}}, {own}, {&plan_.tensor({names::kShardSquares})}});
+    add_collective(schedule, {"all_gather", {{"counts", counts}}, {own}, {&plan_.tensor({names::kShardSquares})}});
   }
 
   /// Of what each machine has whole.

@@ -175,7 +175,6 @@ TEST_CASE("tensors outlive runs, and those that are written before the first one
   CHECK(held ==
         std::map<std::string, int>{{"master", tensors}, {"moment1", tensors}, {"moment2", tensors}, {"rows", 1}});
   const auto lasting = std::count(set.lasting.begin(), set.lasting.end(), true);
-  CHECK(lasting == std::count_if(plan.tensors.begin(), plan.tensors.end(), [](const PlannedTensor& tensor) {
-          return tensor.owner != TensorOwner::activation;
-        }));
+  CHECK(lasting == std::count_if(plan.tensors.begin(), plan.tensors.end(),
+                                 [](const PlannedTensor& tensor) { return tensor.owner != TensorOwner::activation; }));
 }

@@ -45,6 +45,7 @@ struct Stop {
   RowSlice rows = {};                            ///< the rows of its parameter that the program is for
   const UpdateWindow* update = nullptr;          ///< the window whose amaxes these are; null: all
   const ParameterPlan* loads = nullptr;          ///< instead of a program: the host writes its master
+  std::int64_t locals = 0;  ///< where its program's local values begin, from Plan::transient_offset on (run_memory.h)
 };
 
 /// Borrows the plan's programs. Empty for runs that are no programs, and for those that the plan has no programs of.

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <utility>
 
-#include "plan/programs/state_programs.h"
 #include "program/names.h"
 #include "quern/error.h"
 
@@ -25,7 +24,8 @@ std::string in_layer(std::string_view name, int layer) {
 /// By a value's role.
 std::string_view kind_of(const Value& value) {
   if (value.role == Role::parameter_grad) return names::kGradient;
-  return value.role == Role::parameter && value.name == value.parameter ? names::kWorking : std::string_view(value.name);
+  return value.role == Role::parameter && value.name == value.parameter ? names::kWorking
+                                                                        : std::string_view(value.name);
 }
 
 }  // namespace
@@ -47,15 +47,12 @@ Access Places::at(const Place& place, std::int64_t known_by, std::string_view na
   return {place, it->second};
 }
 
-Access Places::passing(std::int64_t offset, std::int64_t bytes, const std::string& name) {
-  auto [it, is_new] = passing_.try_emplace(name, 0);
-  if (is_new) it->second = fresh(name);
-  return {{Space::device, 0, offset, bytes}, it->second};
-}
-
 Access Places::tensor(const PlannedTensor& tensor) {
-  if (tensor.owner == TensorOwner::loading)
-    return passing(tensor.offset, tensor.bytes(), in_layer("loading " + tensor.parameter, tensor.layer));
+  if (tensor.owner == TensorOwner::loading) {  // one after another at one place
+    auto [it, is_new] = loading_.try_emplace({tensor.kind, tensor.parameter, tensor.layer}, 0);
+    if (is_new) it->second = fresh(in_layer("loading " + tensor.parameter, tensor.layer));
+    return {tensor.place(), it->second};
+  }
   return at(tensor.place(), tensor.part_of < 0 ? tensor.offset : tensor.part_of,
             tensor.parameter.empty() ? tensor.kind : tensor.kind + "." + tensor.parameter, tensor.layer);
 }
@@ -97,7 +94,7 @@ Access Places::of_value(const Stop& stop, ValueId id) {
     case Role::local: {
       const std::int64_t offset = stop.program->offsets[static_cast<std::size_t>(id)];
       if (offset < 0) return {};
-      return {{Space::device, 0, plan_.transient_offset + offset, plan_.bytes_of(value)},
+      return {{Space::device, 0, plan_.transient_offset + stop.locals + offset, plan_.bytes_of(value)},
               fresh(in_layer(value.name, stop.layer))};
     }
     case Role::parameter:
@@ -108,75 +105,56 @@ Access Places::of_value(const Stop& stop, ValueId id) {
 }
 
 Access Places::state(const Stop& stop, const Value& value) {
-  if (value.name == names::kLossStats && stop.flow == Flow::evaluate)
-    return tensor(plan_.tensor({names::kEvalStats}));
+  if (value.name == names::kLossStats && stop.flow == Flow::evaluate) return tensor(plan_.tensor({names::kEvalStats}));
   const PlannedTensor* outside = plan_.find({value.name});
   return of_rows(stop, outside ? *outside : plan_.tensor({value.name, "", stop.layer}), value);
 }
 
 Access Places::boundary(const Stop& stop, const Value& value, int in, int out) {
-  const std::int64_t bytes = plan_.bytes_of(value);
-  auto gradient = [&](int boundary) {
-    return passing(plan_.gradient_buffers[boundary % 2], bytes, "stream gradient " + std::to_string(boundary));
-  };
-  const bool evaluate = stop.flow == Flow::evaluate;
   if (out >= 0 && !stop.result.empty()) return tensor(plan_.tensor({std::string(stop.result)}));
-  if (out >= 0 && stop.boundary_out >= 0) {
-    if (stop.flow == Flow::turn || stop.flow == Flow::backward) return gradient(stop.boundary_out);
-    return stream(stop.boundary_out, out, evaluate, bytes);
-  }
+  if (out >= 0 && stop.boundary_out >= 0)
+    return stream(stop, streams_out_of(plan_, stop)[static_cast<std::size_t>(out)], plan_.bytes_of(value));
   if (in < 0 || stop.boundary_in < 0) return {};
-  if (stop.flow == Flow::backward) return gradient(stop.boundary_in);
-  return stream(stop.boundary_in, in, evaluate, bytes);
+  return stream(stop, streams_into(plan_, stop)[static_cast<std::size_t>(in)], plan_.bytes_of(value));
 }
 
-// The stream at a boundary: in a layer's slab when a neighbour keeps it on the device, else in one of two shared
-// buffers.
-Access Places::stream(int boundary, int operand, bool evaluate, std::int64_t bytes) {
-  const auto index = static_cast<std::size_t>(operand);
-  if (!evaluate) {
-    const std::int64_t offset = plan_.boundary_offsets[static_cast<std::size_t>(boundary)][index];
-    if (offset != plan_.boundary_buffers[boundary % 2][index])
-      return at({Space::device, 0, offset, bytes}, offset, "stream " + std::to_string(boundary), -1);
-  }
-  auto shared = [&](int number, std::size_t operand) {
-    return passing(plan_.boundary_buffers[number % 2][operand], bytes,
-                   std::string(evaluate ? "evaluated stream " : "stream ") + std::to_string(number) + "." +
-                       std::to_string(operand));
-  };
-  // What the first block hands on as it came is put at once where the next block reads it.
-  const Program& first = (evaluate ? plan_.layer_class(0).evaluate : plan_.layer_class(0).forward).program;
-  if (boundary == 0)
-    if (int out = position(first.outputs, first.inputs[index]); out >= 0)
-      return shared(1, static_cast<std::size_t>(out));
-  return shared(boundary, index);
+// Where a neighbour keeps it on the device, else in memory of the run.
+Access Places::stream(const Stop& stop, const StreamId& stream, std::int64_t bytes) {
+  const PlannedTensor* kept = stop.flow == Flow::evaluate ? nullptr : kept_as(plan_, stream);
+  return kept && kept->store < 0 ? tensor(*kept) : passing(stop, stream, bytes);
 }
 
-std::vector<Places::KeptStream> Places::kept_streams(int boundary) {
+Access Places::passing(const Stop& stop, const StreamId& stream, std::int64_t bytes) {
+  const std::size_t number = number_of(plan_, stream);
+  const bool evaluated = stop.flow == Flow::evaluate;
+  auto [it, is_new] = passing_.try_emplace({number, evaluated}, 0);
+  if (is_new)
+    it->second = fresh((evaluated         ? "evaluated stream "
+                        : stream.gradient ? "stream gradient "
+                                          : "stream ") +
+                       std::to_string(stream.boundary) + (stream.gradient ? "" : "." + std::to_string(stream.operand)));
+  return {{Space::device, 0, plan_.transient_offset + memory_.streams[number], bytes}, it->second};
+}
+
+std::vector<Places::KeptStream> Places::kept_streams(const Stop& stop) {
   std::vector<KeptStream> kept;
-  const std::vector<Place>& homes = plan_.boundary_homes[static_cast<std::size_t>(boundary)];
-  const Program& first = plan_.layer_class(0).forward.program;
-  for (std::size_t operand = 0; operand < homes.size(); ++operand) {
-    if (!homes[operand].present()) continue;
-    if (boundary == 1 && position(first.inputs, first.outputs[operand]) >= 0) continue;  // put as it came
-    kept.push_back(
-        {stream(boundary, static_cast<int>(operand), false, homes[operand].bytes), home(boundary, homes[operand])});
+  const Program& program = stop.program->program;
+  const std::vector<StreamId> streams = streams_out_of(plan_, stop);
+  for (std::size_t o = 0; o < streams.size(); ++o) {
+    const PlannedTensor* tensor = kept_as(plan_, streams[o]);
+    if (!tensor || tensor->store < 0) continue;
+    if (stop.layer == 0 && position(program.inputs, program.outputs[o]) >= 0) continue;  // put as it came
+    kept.push_back({passing(stop, streams[o], tensor->bytes()), this->tensor(*tensor)});
   }
   return kept;
 }
 
-Access Places::home(int boundary, const Place& place) {
-  return at(place, place.offset, "stream " + std::to_string(boundary), -1);
-}
-
+// A kept input may live with the neighbour that made it.
 Access Places::saved(const Stop& stop, const Value& value) {
-  // A kept input may live with the neighbour that made it.
   const Program& forward = plan_.layer_class(stop.layer).forward.program;
-  if (int in = position(forward.inputs, forward.find(value.name)); in >= 0) {
-    const Place& kept = plan_.boundary_homes[static_cast<std::size_t>(stop.layer)][static_cast<std::size_t>(in)];
-    return kept.present() ? home(stop.layer, kept) : stream(stop.layer, in, false, plan_.bytes_of(value));
-  }
-  return tensor(plan_.tensor({value.name, "", stop.layer}));
+  const int in = position(forward.inputs, forward.find(value.name));
+  const PlannedTensor* kept = in >= 0 ? kept_as(plan_, {stop.layer, in}) : nullptr;
+  return tensor(kept ? *kept : plan_.tensor({value.name, "", stop.layer}));
 }
 
 }  // namespace quern

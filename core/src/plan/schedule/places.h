@@ -9,7 +9,7 @@
 #include <unordered_map>
 #include <vector>
 
-#include "plan/schedule/order.h"
+#include "plan/schedule/run_memory.h"
 
 namespace quern {
 
@@ -18,6 +18,8 @@ class Places {
   /// Both outlive this. Names of values are added to `names`.
   Places(const Plan& plan, std::vector<std::string>& names);
 
+  /// The run whose stops come next, after run_memory.
+  void begin(RunMemory memory) { memory_ = std::move(memory); }
   /// All values of the stop's program; absent places for those that have none.
   std::vector<Access> of(const Stop& stop);
   Access tensor(const PlannedTensor& tensor);
@@ -26,19 +28,18 @@ class Places {
   struct KeptStream {
     Access here, home;
   };
-  std::vector<KeptStream> kept_streams(int boundary);
+  std::vector<KeptStream> kept_streams(const Stop& stop);
 
  private:
   Access of_value(const Stop& stop, ValueId id);
   Access boundary(const Stop& stop, const Value& value, int in, int out);
-  Access stream(int boundary, int operand, bool evaluate, std::int64_t bytes);
+  Access stream(const Stop& stop, const StreamId& stream, std::int64_t bytes);
+  /// Where the run has it, kept or not.
+  Access passing(const Stop& stop, const StreamId& stream, std::int64_t bytes);
   Access saved(const Stop& stop, const Value& value);
-  Access home(int boundary, const Place& place);
   Access state(const Stop& stop, const Value& value);
   /// The permanent value at a place.
   Access at(const Place& place, std::int64_t known_by, std::string_view name, int layer);
-  /// One of several values that pass through a place one after another.
-  Access passing(std::int64_t offset, std::int64_t bytes, const std::string& name);
   std::int32_t fresh(std::string name);
   /// A tensor of a parameter, or the rows of it that the stop is for.
   Access of_rows(const Stop& stop, const PlannedTensor& tensor, const Value& value);
@@ -47,7 +48,9 @@ class Places {
   std::vector<std::string>& names_;
   std::unordered_map<std::string, bool> in_blocks_;  ///< by parameter
   std::map<std::tuple<Space, std::int32_t, std::int64_t>, std::int32_t> settled_;
-  std::unordered_map<std::string, std::int32_t> passing_;
+  std::map<std::pair<std::size_t, bool>, std::int32_t> passing_;  ///< by stream's number, and whether evaluated
+  std::map<TensorId, std::int32_t> loading_;
+  RunMemory memory_;
 };
 
 }  // namespace quern

@@ -19,7 +19,7 @@ struct PlacedProgram {
   std::vector<std::int64_t> offsets = {};            ///< by value; -1 unless local and read
   std::vector<std::int64_t> workspace_offsets = {};  ///< by op; -1 when it needs none
   std::vector<std::int64_t> workspace_bytes = {};    ///< by op
-  std::int64_t bytes = 0;                       ///< of the arena that this program uses
+  std::int64_t bytes = 0;                            ///< of the arena that this program uses
 };
 
 /// `workspace` gives the scratch bytes of an op. Values live from the op that makes them to the last that reads them;
