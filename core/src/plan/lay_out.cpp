@@ -120,7 +120,7 @@ class Layout : Reserve {
     }
   }
 
-  /// Of what is updated in slices, and of frozen weights.
+  /// Of masters that are updated in slices, and of frozen weights.
   void lay_out_amaxes() {
     each_loaded([&](const ParameterPlan& parameter, int layer) {
       if (!plan_.forms_of(parameter, layer).amax.program.ops.empty())

@@ -83,6 +83,19 @@ std::vector<Plan> plans_of(int ranks, Sharding sharding, std::int64_t in_tree = 
   return plans;
 }
 
+/// Of each plan's schedules, and of all of them together.
+std::vector<std::string> faults_of(const std::vector<Plan>& plans) {
+  std::vector<std::string> faults;
+  auto add = [&](const std::vector<std::string>& more) { faults.insert(faults.end(), more.begin(), more.end()); };
+  std::vector<const ScheduleSet*> schedules;
+  for (const Plan& plan : plans) {
+    add(schedule_faults(plan));
+    schedules.push_back(&plan.schedules);
+  }
+  add(rank_faults(schedules));
+  return faults;
+}
+
 }  // namespace
 
 TEST_CASE("rows are split evenly at multiples of a unit, and not at all where a rank would have none") {
@@ -108,12 +121,9 @@ TEST_CASE("the shards of all ranks are the whole, and their collectives meet, wh
       CAPTURE(name_of(sharding));
       CAPTURE(ranks);
       const std::vector<Plan> plans = plans_of(ranks, sharding);
-      std::vector<const ScheduleSet*> schedules;
       std::map<std::string, std::int64_t> elements;
       bool split = false;
       for (const Plan& plan : plans) {
-        CHECK(schedule_faults(plan) == std::vector<std::string>{});
-        schedules.push_back(&plan.schedules);
         for (const PlannedTensor& tensor : plan.tensors) {
           if (tensor.whole.empty()) continue;
           split = true;
@@ -124,7 +134,7 @@ TEST_CASE("the shards of all ranks are the whole, and their collectives meet, wh
         }
       }
       CHECK(split == (ranks > 1 && sharding == Sharding::ranks));
-      CHECK(rank_faults(schedules) == std::vector<std::string>{});
+      CHECK(faults_of(plans) == std::vector<std::string>{});
     }
 }
 
@@ -144,17 +154,14 @@ TEST_CASE(
             const std::vector<Plan> plans =
                 plans_of(2, Sharding::ranks, in_tree,
                          {.places = places, .weights = weights, .gradients = gradients, .frozen = frozen});
-            std::vector<const ScheduleSet*> schedules;
             for (const Plan& plan : plans) {
-              CHECK(schedule_faults(plan) == std::vector<std::string>{});
-              schedules.push_back(&plan.schedules);
               const ParameterPlan& qkv = plan.parameter("qkv.weight");
               CHECK(qkv.bounds.empty() == !weights);
               CHECK_FALSE(plan.find({"gradient", "qkv.weight", 0}));
               CHECK_FALSE(plan.find({"moment1", "qkv.weight", 0}));
               CHECK(plan.tensor({"master", "qkv.weight", 0}).owner == TensorOwner::working);
             }
-            CHECK(rank_faults(schedules) == std::vector<std::string>{});
+            CHECK(faults_of(plans) == std::vector<std::string>{});
           }
 }
 
@@ -164,11 +171,8 @@ TEST_CASE("sums in a tree meet on all ranks, and squares are of the same pieces 
       CAPTURE(name_of(sharding));
       CAPTURE(ranks);
       const std::vector<Plan> plans = plans_of(ranks, sharding, 7);
-      std::vector<const ScheduleSet*> schedules;
       std::vector<std::string> pieces;
       for (const Plan& plan : plans) {
-        CHECK(schedule_faults(plan) == std::vector<std::string>{});
-        schedules.push_back(&plan.schedules);
         const Program& own = plan.squares[0].program;
         REQUIRE(own.ops.size() == 1);
         if (sharding == Sharding::ranks || plan.options.state.rank == 0)
@@ -177,7 +181,7 @@ TEST_CASE("sums in a tree meet on all ranks, and squares are of the same pieces 
       const Program all = plans_of(1, Sharding::none, 7)[0].squares[0].program;
       REQUIRE(pieces.size() == all.ops[0].inputs.size());
       for (std::size_t i = 0; i < pieces.size(); ++i) CHECK(pieces[i] == all[all.ops[0].inputs[i]].name);
-      CHECK(rank_faults(schedules) == std::vector<std::string>{});
+      CHECK(faults_of(plans) == std::vector<std::string>{});
     }
 }
 
@@ -192,15 +196,12 @@ TEST_CASE("ranks keep their shards in stores, in windows and slots that are as l
           CAPTURE(window_bytes);
           const std::vector<Plan> plans = plans_of(
               ranks, sharding, 0, {.places = places, .window_bytes = window_bytes, .scaled = window_bytes != 600});
-          std::vector<const ScheduleSet*> schedules;
           for (const Plan& plan : plans) {
-            CHECK(schedule_faults(plan) == std::vector<std::string>{});
             CHECK(shared_text(plan) == shared_text(plans[0]));
             CHECK(plan.updates.size() == plans[0].updates.size());
             CHECK(plan.defers_update());
-            schedules.push_back(&plan.schedules);
           }
-          CHECK(rank_faults(schedules) == std::vector<std::string>{});
+          CHECK(faults_of(plans) == std::vector<std::string>{});
         }
 }
 
@@ -228,14 +229,11 @@ TEST_CASE("weights and gradients of which ranks keep shards pass all checks, bes
                             .gradients = (sharded & 2) != 0,
                             .master = master,
                             .ahead = ahead});
-              std::vector<const ScheduleSet*> schedules;
               for (const Plan& plan : plans) {
-                CHECK(schedule_faults(plan) == std::vector<std::string>{});
                 CHECK(shared_text(plan) == shared_text(plans[0]));
                 CHECK(ring_for(make_schedules(plan), 16, ahead, plan.ring.spare).bytes == plan.ring.bytes);
-                schedules.push_back(&plan.schedules);
               }
-              CHECK(rank_faults(schedules) == std::vector<std::string>{});
+              CHECK(faults_of(plans) == std::vector<std::string>{});
             }
 }
 
@@ -251,7 +249,7 @@ struct Mutants {
   static constexpr Run kChanged[] = {Run::first,  Run::later, Run::last,          Run::evaluate,
                                      Run::update, Run::apply, Run::updating_first};
 
-  bool found(const Plan& mutant, Run run) const {
+  bool found(const Plan& mutant) const {
     if (!schedule_faults(mutant).empty()) return true;
     std::vector<const ScheduleSet*> schedules;
     for (const Plan& plan : plans) schedules.push_back(&plan.schedules);
@@ -260,7 +258,7 @@ struct Mutants {
   }
   void judge(const std::string& kind, const Plan& mutant, Run run, std::size_t action) {
     ++tried[kind];
-    if (found(mutant, run)) return;
+    if (found(mutant)) return;
     ++missed[kind];
     if (first_missed.empty())
       first_missed = kind + " in " + std::string(name_of(run)) + " at action " + std::to_string(action);
@@ -449,9 +447,9 @@ TEST_CASE("schedules of several ranks with an action dropped, swapped or moved a
 TEST_CASE("a gradient that two programs make is reduced twice") {
   for (unsigned places : {3u, 15u}) {
     CAPTURE(places);
-    for (const Plan& plan :
-         plans_of(2, Sharding::ranks, 0, {.places = places, .weights = true, .gradients = true, .tied = true}))
-      CHECK(schedule_faults(plan) == std::vector<std::string>{});
+    CHECK(faults_of(
+              plans_of(2, Sharding::ranks, 0, {.places = places, .weights = true, .gradients = true, .tied = true})) ==
+          std::vector<std::string>{});
   }
 }
 

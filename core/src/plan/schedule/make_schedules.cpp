@@ -118,7 +118,7 @@ class Maker {
         has = true;
       }
       auto [it, fresh] = tasks.try_emplace({i, adds}, 0);
-      if (fresh) it->second = add_task(program, op, reading.read, adds, stop.layer);
+      if (fresh) it->second = add_task(program, op, reading.read, adds);
       add_launch(set_[run], stop, i, it->second, accesses);
     }
   }
@@ -148,7 +148,7 @@ class Maker {
   }
 
   std::int32_t add_task(const Program& program, const Op& op, const std::vector<bool>& read,
-                        const std::vector<bool>& adds, int layer) {
+                        const std::vector<bool>& adds) {
     Task task{.instance = instantiate(program, op, plan_.options.geometry, read),
               .name = launch_name(program, op),
               .program = program.name,

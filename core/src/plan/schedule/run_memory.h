@@ -1,6 +1,6 @@
 #pragma once
-// Memory in which the values of a run take turns: the streams between programs, and programs' local values, each from
-// the stop that makes it to the last that reads it.
+// Memory that values of a run share by their lifetimes: the streams between programs, and programs' local values, each
+// from the stop that makes it to the last that reads it.
 
 #include <cstdint>
 #include <vector>
