@@ -203,6 +203,10 @@ TEST_CASE("trainings that share a counter") {
   CHECK(text.find("after three steps with another training beside it") != std::string::npos);
 }
 
+TEST_CASE("a store that passes over a put of one byte") {
+  check_broken("offload", "drops_byte", {"put and get"}, {"a slot of 1 bytes, byte 0", "got 0"});
+}
+
 TEST_CASE("calls that leave memory or files behind") {
   check_setting("offload", "leaks", "files=false", "calls leave nothing", "heap after 1000 times put, get and flush");
   check_setting("offload", "leaks", "files=true", "calls leave nothing", "open files after 1000 times");

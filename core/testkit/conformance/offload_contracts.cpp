@@ -69,10 +69,11 @@ std::string round_trips(const Subject& subject) {
   for (std::size_t i = 0; i < slots.size(); ++i)
     need_same("a slot of " + std::to_string(kSizes[i]) + " bytes before the first put",
               opened.get(slots[i], 0, kSizes[i]), Bytes(kSizes[i], 0));
-  for (std::size_t i = 0; i < slots.size(); ++i) opened.put(slots[i], 0, pattern(kSizes[i], static_cast<unsigned>(i)));
+  for (std::size_t i = 0; i < slots.size(); ++i)
+    opened.put(slots[i], 0, pattern(kSizes[i], static_cast<unsigned>(i) + 1));
   for (std::size_t i = slots.size(); i-- > 0;)
     need_same("a slot of " + std::to_string(kSizes[i]) + " bytes", opened.get(slots[i], 0, kSizes[i]),
-              pattern(kSizes[i], static_cast<unsigned>(i)));
+              pattern(kSizes[i], static_cast<unsigned>(i) + 1));
   return std::to_string(slots.size()) + " slots";
 }
 
