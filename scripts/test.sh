@@ -23,14 +23,14 @@ build() { # preset, arguments for the build...
   cmake --build --preset "$@"
 }
 
-# A ctest that leaves no results (it crashed, or found no test) counts as one failure in the sums. Some tests wait most of
-# the time, so one more runs than there are cores.
+# A ctest that leaves no results (it crashed, or found no test) counts as one failure in the sums. Many tests wait most of
+# the time, so two more run than there are cores.
 run_tests() { # preset, ctest arguments...
   local preset=$1 result=$PWD/build/$1/ctest.xml
   shift
   rm -f "$result"
   results+=("$result")
-  ctest --test-dir "build/$preset" --output-on-failure --no-tests=error -j"$(($(nproc) + 1))" --output-junit "$result" "$@" || status=1
+  ctest --test-dir "build/$preset" --output-on-failure --no-tests=error -j"$(($(nproc) + 2))" --output-junit "$result" "$@" || status=1
 }
 
 sum_up() {

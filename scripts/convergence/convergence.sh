@@ -161,7 +161,9 @@ if [[ $jobs -gt 1 && ! -d $out ]]; then
   rm -r "$out".seed-*.cache
 fi
 
-"${compare[@]}" --set train.seed=1 --repeat "$repeat" --out "$out" || [[ $experiment == tune ]]
+code=0
+"${compare[@]}" --set train.seed=1 --repeat "$repeat" --out "$out" || code=$?
+[[ $code -eq 0 || $experiment == tune && $code -eq 5 ]] || exit $code  # 5: a rate diverged
 code=0
 $python scripts/convergence/convergence_table.py "$out" ${judged[@]+"${judged[@]}"} || code=$?
 $python -m quern plot ab "$out"

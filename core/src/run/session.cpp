@@ -229,8 +229,10 @@ PlanParts Session::parts() const {
   parts.forms = precision_forms;
   for (const std::unique_ptr<OffloadStore>& store : stores) {
     parts.stores.push_back(store->traits());
-    std::size_t& capacity = parts.stores.back().capacity;  // for all ranks of the machine; 0: not known
-    if (capacity > 0) capacity = static_cast<std::size_t>(share_of_machine(static_cast<std::int64_t>(capacity)));
+    OffloadTraits& traits = parts.stores.back();  // of what all ranks of the machine share
+    traits.capacity = static_cast<std::size_t>(share_of_machine(static_cast<std::int64_t>(traits.capacity)));
+    if (!traits.in_host_memory)
+      for (double* rate : {&traits.put_rate, &traits.get_rate}) *rate /= static_cast<double>(ranks_of_machine());
   }
   if (communicator) {
     const CommunicatorTraits& traits = communicator->traits();
@@ -276,10 +278,13 @@ bool Session::leaves_sharding() const {
 }
 
 // What a launcher does not say, parallel.machines does.
-std::int64_t Session::share_of_machine(std::int64_t bytes) const {
+std::int64_t Session::ranks_of_machine() const {
   const std::optional<RankPlace> place = rank_place();
-  const std::int64_t sharing = place && place->local_size > 0 ? place->local_size : parallel.ranks / parallel.machines;
-  return bytes == 0 ? 0 : std::max<std::int64_t>(bytes / sharing, 1);
+  return place && place->local_size > 0 ? place->local_size : parallel.ranks / parallel.machines;
+}
+
+std::int64_t Session::share_of_machine(std::int64_t bytes) const {
+  return bytes == 0 ? 0 : std::max<std::int64_t>(bytes / ranks_of_machine(), 1);
 }
 
 PlanOptions Session::plan_options() const {

@@ -46,6 +46,7 @@ struct Session {
 
   PlanParts parts() const;
   PlanOptions plan_options() const;
+  std::int64_t ranks_of_machine() const;
   /// Of what all ranks of a machine have together; 0 stays 0.
   std::int64_t share_of_machine(std::int64_t bytes) const;
   /// The plan's stores, in its order, opened on the open device.

@@ -375,7 +375,8 @@ std::string rounds_masters(const Subject& subject, const Model& model) {
       const std::string where = "element " + std::to_string(i) + " of a bf16 master, " + number(values[i]) + " in fp32";
       need(results[i] == low || results[i] == high, where, number(results[i]), number(low) + " or " + number(high));
       const double up = low == high ? 0.5 : (double{values[i]} - low) / (double{high} - low);
-      if (up < 0.05 || up > 0.95) return "values near bf16's own say nothing";
+      if (up < 0.05 || up > 0.95)
+        throw Skipped("the first step ends near bf16's own values, whose rounding says nothing");
       draws[tensor].push_back(((results[i] == high ? 1 : 0) - up) / std::sqrt(up * (1 - up)));
     }
     const std::string found = testkit::dependence(draws[tensor]);
@@ -421,27 +422,43 @@ std::string side_by_side(const Subject& subject, const Model& model) {
   return "three steps and six";
 }
 
-/// Each option changes what a training makes at some other value, or has one for which it refuses to.
+/// Whether another value of the option changes the result, or is refused; of an option without other values: true.
+template <class Result>
+bool option_has_effect(const Subject& subject, const OptionSpec& spec, const Result& result) {
+  const auto plain = result(subject);
+  bool made = false;
+  for (const OptionValue& value : other_values(spec, *subject.values.find(spec.key))) {
+    Subject other = subject;
+    other.values.set(spec.key, value);
+    try {
+      if (result(other) != plain) return true;
+      made = true;
+    } catch (const Error& error) {
+      if (error.code() == ErrorCode::internal) throw;
+      return true;  // a refusal is an effect
+    }
+  }
+  return !made;
+}
+
+/// Each option changes what a training makes at some other value, or has one for which it refuses to. Some act beside
+/// one choice of another option alone.
 template <class Result>
 std::string options_have_effect(const Subject& subject, const Result& result) {
-  const auto plain = result(subject);
   std::size_t tried = 0;
   for (const OptionSpec& spec : subject.factory.options) {
-    const OptionValue* now = subject.values.find(spec.key);
-    if (!now) continue;
-    bool made = false, changes = false;
-    for (const OptionValue& value : other_values(spec, *now)) {
-      Subject other = subject;
-      other.values.set(spec.key, value);
-      try {
-        changes = result(other) != plain;
-        made = true;
-      } catch (const Error&) {
-        changes = true;  // a refusal is an effect
+    if (!subject.values.find(spec.key)) continue;
+    bool changes = option_has_effect(subject, spec, result);
+    for (const OptionSpec& choice : subject.factory.options) {
+      if (choice.choices.empty() || choice.key == spec.key || !subject.values.find(choice.key)) continue;
+      for (const OptionValue& value : other_values(choice, *subject.values.find(choice.key))) {
+        if (changes) break;
+        Subject beside = subject;
+        beside.values.set(choice.key, value);
+        changes = option_has_effect(beside, spec, result);
       }
-      if (changes) break;
     }
-    need(changes || !made, "option " + spec.key, "the same bits whatever its value", "an effect");
+    need(changes, "option " + spec.key, "the same bits whatever its value", "an effect");
     ++tried;
   }
   return std::to_string(tried) + " options";
@@ -488,8 +505,9 @@ void check_optimizer(Report& report, const Subject& subject) {
   report.contract("masters in bf16", [&] { return rounds_masters(subject, model); });
   report.contract("two trainings", [&] { return side_by_side(subject, model); });
   report.contract("options", [&] {
+    const testkit::TinyModel wide(testkit::TinyModelOptions{.width = 144});  // rows of more than one block of 128
     return options_have_effect(subject, [&](const Subject& changed) {
-      return std::pair(trained(changed, model, DType::f32), trained(changed, model, DType::bf16));
+      return std::pair(trained(changed, wide, DType::f32), trained(changed, wide, DType::bf16));
     });
   });
   report.contract("skips", [&] { return skips(subject, model); });

@@ -16,16 +16,6 @@ constexpr std::size_t kBuffers = 4;
 /// A chunk that begins anywhere in a block, in whole blocks.
 constexpr std::size_t kBufferBytes = kChunk + kBlock;
 
-/// Of the disk that a folder is on, or will be once it is made; 0: not known. An empty folder is the run's, which is
-/// not known before open().
-std::size_t free_bytes(const std::filesystem::path& folder) {
-  std::error_code unknown;
-  std::filesystem::path there = folder.empty() ? folder : std::filesystem::absolute(folder, unknown);
-  while (there.has_relative_path() && !std::filesystem::exists(there, unknown)) there = there.parent_path();
-  const std::filesystem::space_info space = std::filesystem::space(there, unknown);
-  return unknown ? 0 : static_cast<std::size_t>(space.available);
-}
-
 }  // namespace
 
 struct DiskStore::Staging {
@@ -53,10 +43,8 @@ struct DiskStore::Staging {
 };
 
 DiskStore::DiskStore(const DiskOptions& options) : options_(options) {
-  traits_ = {.id = "disk",
-             .capacity = free_bytes(options.folder),
-             .put_rate = options.write_rate * 1e9,
-             .get_rate = options.read_rate * 1e9};
+  // No capacity: a plan is the same on all machines, memory.disk_budget limits it, and a disk that has less refuses it.
+  traits_ = {.id = "disk", .put_rate = options.write_rate * 1e9, .get_rate = options.read_rate * 1e9};
 }
 
 DiskStore::~DiskStore() {

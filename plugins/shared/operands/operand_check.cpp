@@ -86,12 +86,14 @@ void check_packed(OperandCheck& check, const OpInstance& op, std::size_t i, cons
 void check_rope(OperandCheck& check, const OpInstance& op, std::size_t i) {
   const std::int64_t head_dim = op.attributes.integer("head_dim");
   for (const char* name : {"inverse_frequencies", "long_inverse_frequencies"}) {
-    if (!op.attributes.has(name)) continue;
+    if (name != std::string_view("inverse_frequencies") && !op.attributes.has(name)) continue;
     const auto frequencies = static_cast<std::int64_t>(op.attributes.list(name).size());
     check.that(2 * frequencies == head_dim, std::string("needs head_dim / 2 ") + name + ": found " +
                                                 std::to_string(frequencies) + " for head_dim " +
                                                 std::to_string(head_dim));
   }
+  check.that(op.attributes.has("long_beyond") == op.attributes.has("long_inverse_frequencies"),
+             "has one of long_beyond and long_inverse_frequencies");
   check.input(i, "positions", {matrix_of(op, 0).rows}, DType::i32);
 }
 
