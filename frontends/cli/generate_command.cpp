@@ -1,14 +1,12 @@
 // `quern generate FILE`: continues prompts of tokens with a run's weights; `quern-tools generate` does it with text.
 #include <algorithm>
 #include <iostream>
-#include <limits>
 
 #include <boost/program_options/value_semantic.hpp>
 
 #include "commands.h"
 #include "generate/prompts.h"
 #include "quern/error.h"
-#include "quern/options.h"
 #include "quern/run.h"
 
 namespace quern::cli {
@@ -44,16 +42,6 @@ po::options_description generate_options() {
   return options;
 }
 
-template <class T>
-void require(const char* option, T value, bool good, const char* expected) {
-  if (!good)
-    throw Error(ErrorCode::config, {.where = option,
-                                    .what = "out of range",
-                                    .found = to_string(OptionValue(value)),
-                                    .expected = expected,
-                                    .next = {}});
-}
-
 std::vector<Prompt> prompts_in(const po::variables_map& values) {
   std::vector<Prompt> prompts;
   auto texts = [&](const char* name) {
@@ -75,27 +63,13 @@ std::vector<Prompt> prompts_in(const po::variables_map& values) {
 GenerateSettings settings_in(const po::variables_map& values, const TrainingRun& run, const std::string& from) {
   GenerateSettings settings;
   settings.max_tokens = values["max-tokens"].as<std::int64_t>();
-  require("--max-tokens", settings.max_tokens, settings.max_tokens >= 1, "at least 1");
-  Sampling& sampling = settings.sampling;
-  sampling.temperature = values["temperature"].as<double>();
-  require("--temperature", sampling.temperature,
-          sampling.temperature >= 0 && sampling.temperature <= std::numeric_limits<double>::max(),
-          "a number of at least 0");
-  sampling.top_p = values["top-p"].as<double>();
-  require("--top-p", sampling.top_p, sampling.top_p > 0 && sampling.top_p <= 1, "above 0 and at most 1");
-  if (values.count("greedy")) sampling.temperature = 0;
-  const auto seed = values["seed"].as<std::int64_t>();
-  require("--seed", seed, seed >= 0, "at least 0");
-  sampling.seed = static_cast<std::uint64_t>(seed);
-  if (!values.count("stop"))
-    settings.stop = run.end_tokens(from);
-  else if (values["stop"].as<std::string>() != "none")
-    settings.stop = parse_tokens(values["stop"].as<std::string>(), "--stop");
-  const std::int64_t vocabulary = run.model().vocabulary;
-  for (std::int32_t token : settings.stop)
-    if (values.count("stop"))
-      require("--stop", std::int64_t{token}, token < vocabulary,
-              ("below the vocabulary of " + std::to_string(vocabulary)).c_str());
+  settings.sampling = {values["temperature"].as<double>(), values["top-p"].as<double>(),
+                       static_cast<std::uint64_t>(values["seed"].as<std::int64_t>())};
+  const std::string stop = values.count("stop") ? values["stop"].as<std::string>() : "none";
+  if (stop != "none") settings.stop = parse_tokens(stop, "--stop");
+  check_settings(settings, run.model().vocabulary, {"--max-tokens", "--temperature", "--top-p", "--seed", "--stop"});
+  if (values.count("greedy")) settings.sampling.temperature = 0;
+  if (!values.count("stop")) settings.stop = run.end_tokens(from);
   return settings;
 }
 
@@ -103,7 +77,12 @@ Geometry geometry_for(const po::variables_map& values, std::int64_t micro_batch,
                       std::int64_t max_tokens) {
   Geometry geometry{micro_batch, 0};
   if (values.count("batch")) geometry.batch = values["batch"].as<std::int64_t>();
-  require("--batch", geometry.batch, geometry.batch >= 1, "at least 1");
+  if (geometry.batch < 1)
+    throw Error(ErrorCode::config, {.where = "--batch",
+                                    .what = "out of range",
+                                    .found = std::to_string(geometry.batch),
+                                    .expected = "at least 1",
+                                    .next = {}});
   geometry.batch = std::min(geometry.batch, static_cast<std::int64_t>(prompts.size()));
   for (const Prompt& prompt : prompts)
     geometry.sequence = std::max(geometry.sequence, static_cast<std::int64_t>(prompt.tokens.size()) + max_tokens);

@@ -163,8 +163,8 @@ class TrainingRun {
 
   // ---- use of an open run, between steps; does not change the training state ----
   /// The loss over each of these token files (or patterns); none: over the validation split's files. Whole windows in
-  /// the files' order, each target once. Sums are in fp64.
-  std::vector<DataLoss> evaluate(const std::vector<std::string>& files = {});
+  /// the files' order, each target once. Sums are in fp64. Asks `stopped` before each batch; true: throws.
+  std::vector<DataLoss> evaluate(const std::vector<std::string>& files = {}, const std::function<bool()>& stopped = {});
   /// Continuations in the prompts' order. A run that is open for training needs samples (sample.every).
   std::vector<Continuation> generate(const std::vector<Prompt>& prompts, const GenerateSettings& settings,
                                      const TokenHandler& on_token = {});

@@ -211,8 +211,10 @@ void RunLock::refuse(int reason) const {
   if (reason != EWOULDBLOCK) fail_resources(asked_ + "/.lock", "cannot be locked", reason);
   char holder[32] = {};
   const ssize_t length = ::pread(file_, holder, sizeof holder - 1, 0);
-  throw Error(ErrorCode::resources, {asked_, "another run writes into this directory",
-                                     length > 0 ? "process " + printable(holder) : "", "", advice_});
+  const bool own = holder == std::to_string(::getpid());
+  throw Error(ErrorCode::resources,
+              {asked_, "another run writes into this directory", length > 0 ? "process " + printable(holder) : "", "",
+               own ? "close the run that this process has there" : advice_});
 }
 
 std::string RunLock::directory() {

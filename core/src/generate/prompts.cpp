@@ -13,6 +13,7 @@
 #include "base/files/strict_json.h"
 #include "base/shorten.h"
 #include "quern/error.h"
+#include "quern/options.h"
 
 namespace quern {
 
@@ -41,6 +42,8 @@ std::string text_of(const std::string& path) {
   return text;
 }
 
+}  // namespace
+
 std::vector<std::int32_t> tokens_of(const nlohmann::json& line, const std::string& where) {
   const nlohmann::json* list = &line;
   if (line.is_object() && line.contains("tokens")) list = &line.at("tokens");
@@ -55,8 +58,6 @@ std::vector<std::int32_t> tokens_of(const nlohmann::json& line, const std::strin
   }
   return tokens;
 }
-
-}  // namespace
 
 std::vector<std::int32_t> parse_tokens(const std::string& text, const std::string& where) {
   std::vector<std::int32_t> tokens;
@@ -117,6 +118,27 @@ void check_prompts(const std::vector<Prompt>& prompts, std::int64_t vocabulary, 
              std::to_string(length) + " + " + std::to_string(max_tokens) + " tokens",
              "at most " + std::to_string(longest), "shorten the prompt or ask for fewer tokens");
   }
+}
+
+void check_settings(const GenerateSettings& settings, std::int64_t vocabulary, const SettingNames& names) {
+  auto require = [](const char* name, const auto& value, bool good, const std::string& expected) {
+    if (!good)
+      throw Error(ErrorCode::config, {.where = name,
+                                      .what = "out of range",
+                                      .found = to_string(OptionValue(value)),
+                                      .expected = expected,
+                                      .next = {}});
+  };
+  const auto& [temperature, top_p, bits] = settings.sampling;
+  require(names.max_tokens, settings.max_tokens, settings.max_tokens >= 1, "at least 1");
+  require(names.temperature, temperature, temperature >= 0 && temperature <= std::numeric_limits<double>::max(),
+          "a number of at least 0");
+  require(names.top_p, top_p, top_p > 0 && top_p <= 1, "above 0 and at most 1");
+  const auto seed = static_cast<std::int64_t>(bits);
+  require(names.seed, seed, seed >= 0, "at least 0");
+  for (const std::int64_t token : settings.stop)
+    require(names.stop, token, token >= 0 && token < vocabulary,
+            "from 0, below the vocabulary of " + std::to_string(vocabulary));
 }
 
 }  // namespace quern

@@ -6,6 +6,8 @@
 #include <string>
 #include <vector>
 
+#include <nlohmann/json_fwd.hpp>
+
 #include "quern/generation.h"
 
 namespace quern {
@@ -14,6 +16,9 @@ namespace quern {
 std::vector<std::int32_t> parse_tokens(const std::string& text, const std::string& where);
 /// The opposite, without spaces.
 std::string tokens_text(const std::vector<std::int32_t>& tokens);
+
+/// [1,2,3], or an object whose "tokens" are that. An input error at `where` otherwise; the vocabulary is not looked at.
+std::vector<std::int32_t> tokens_of(const nlohmann::json& prompt, const std::string& where);
 
 /// A .jsonl file: on each line [1,2,3], or an object whose "tokens" are that; its other names are not looked at. Empty
 /// lines are passed over. A damaged line and a file without prompts are input errors.
@@ -26,5 +31,13 @@ std::vector<Prompt> prompts_of(const std::string& entry, const std::string& wher
 /// longer than `longest`, which `longest_name` names.
 void check_prompts(const std::vector<Prompt>& prompts, std::int64_t vocabulary, std::int64_t max_tokens,
                    std::int64_t longest, const std::string& longest_name);
+
+/// What a frontend calls the settings, for messages.
+struct SettingNames {
+  const char *max_tokens, *temperature, *top_p, *seed, *stop;
+};
+
+/// A config error for a setting out of range. A seed above the largest of 63 bits was given as a negative one.
+void check_settings(const GenerateSettings& settings, std::int64_t vocabulary, const SettingNames& names);
 
 }  // namespace quern

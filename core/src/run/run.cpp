@@ -79,7 +79,7 @@ struct TrainingRun::Parts : ConfiguredRun {
   const PlannedTensor& tensor(const std::string& name);
   const PlannedTensor& readable(const std::string& name);
   std::unique_ptr<DataSource> open_tokens(const std::string& file);
-  DataLoss loss_over(DataSource& data, const std::string& name);
+  DataLoss loss_over(DataSource& data, const std::string& name, const std::function<bool()>& stopped);
 
   RunConfig from;
   std::optional<Plan> own_plan;      // while no engine has one
@@ -220,10 +220,13 @@ std::unique_ptr<DataSource> TrainingRun::Parts::open_tokens(const std::string& f
   return session.open_data(*host.create<Dataset>("tokens", values), Split::validation);
 }
 
-DataLoss TrainingRun::Parts::loss_over(DataSource& data, const std::string& name) {
-  DataLoss loss;
-  engine().with(Weights::evaluated,
-                [&] { loss = *sum_losses(engine(), nullptr, data, data.epoch_tokens(), [] { return false; }); });
+DataLoss TrainingRun::Parts::loss_over(DataSource& data, const std::string& name,
+                                       const std::function<bool()>& stopped) {
+  std::optional<DataLoss> sums;
+  auto asked = [&] { return stopped && stopped(); };
+  engine().with(Weights::evaluated, [&] { sums = sum_losses(engine(), nullptr, data, data.epoch_tokens(), asked); });
+  if (!sums) throw Error(ErrorCode::input, {.where = name, .what = "the evaluation was interrupted"});
+  DataLoss loss = *sums;
   loss.name = name;
   if (loss.targets == 0)
     throw Error(ErrorCode::input, {.where = name, .what = "no target counts", .next = "name other data"});
@@ -236,7 +239,8 @@ DataLoss TrainingRun::Parts::loss_over(DataSource& data, const std::string& name
   return loss;
 }
 
-std::vector<DataLoss> TrainingRun::evaluate(const std::vector<std::string>& files) {
+std::vector<DataLoss> TrainingRun::evaluate(const std::vector<std::string>& files,
+                                            const std::function<bool()>& stopped) {
   std::vector<std::string> entries = files;
   if (entries.empty() && parts_->config.id("data") == "tokens")
     entries = parts_->config.factory_values("data").get<std::vector<std::string>>("validation");
@@ -254,15 +258,14 @@ std::vector<DataLoss> TrainingRun::evaluate(const std::vector<std::string>& file
   for (const auto& [name, source] : sources) parts_->session.check_vocabulary(*source);
   std::vector<DataLoss> losses;
   losses.reserve(sources.size());
-  for (const auto& [name, source] : sources) losses.push_back(parts_->loss_over(*source, name));
+  for (const auto& [name, source] : sources) losses.push_back(parts_->loss_over(*source, name, stopped));
   return losses;
 }
 
 std::vector<Continuation> TrainingRun::generate(const std::vector<Prompt>& prompts, const GenerateSettings& settings,
                                                 const TokenHandler& on_token) {
   const PlanOptions& options = parts_->engine().plan().options;
-  if (!options.next_logits)
-    refuse_use("it is not open for texts", "set sample.every, or call open_for_generation on another one");
+  if (!options.next_logits) refuse_use("it is not open for texts", "set sample.every, or generate with another run");
   check_prompts(prompts, model().vocabulary, settings.max_tokens, options.geometry.sequence, "the open sequence");
   std::vector<Continuation> texts;
   parts_->engine().with(Weights::evaluated,
@@ -299,7 +302,7 @@ const PlannedTensor& TrainingRun::Parts::readable(const std::string& name) {
   if (found.kind != names::kGradient)
     engine().apply_update();
   else if (std::isnan(trainer->position().seconds))
-    refuse_use("there is no gradient before the first step", "call step first");
+    refuse_use("there is no gradient before the first step", "make a step first");
   return found;
 }
 

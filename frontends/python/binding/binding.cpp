@@ -1,5 +1,7 @@
 // run.h for Python, which calls these functions through ctypes: a run is an opaque pointer; arguments and
 // results are JSON, except the elements of tensors. Every function returns 0, or 1 with quern_error() set.
+#include <algorithm>
+#include <atomic>
 #include <cstdio>
 #include <cstring>
 #include <functional>
@@ -13,6 +15,7 @@
 
 #include "base/format.h"
 #include "components.h"
+#include "generate/prompts.h"
 #include "launch/rank_place.h"
 #include "launch/starter_link.h"
 #include "quern/error.h"
@@ -30,7 +33,7 @@ constexpr int kLeft = -1;  // RunRequests::stop of a program that is done with t
 
 /// A run as Python has it: opened by its first use.
 struct Run {
-  explicit Run(RunConfig config) : training(std::move(config)) {}
+  explicit Run(RunConfig from) : config(from), training(std::move(from)) {}
   ~Run() { end_hearing(); }
   void end_hearing() {
     if (std::exchange(hears, false)) hear_starter(nullptr);
@@ -38,7 +41,12 @@ struct Run {
 
   enum class Use { none, training, inference, over };
   RunRequests requests;
+  RunConfig config;
   TrainingRun training;
+  std::unique_ptr<TrainingRun> texts;  // open for generation, of a run that does not train
+  std::int64_t longest = 0;            // text that it is open for
+  std::atomic<bool> busy{false};       // in a call
+  bool finished = false;
   Use use = Use::none;
   bool is_rank = starter_of_this_rank() != 0;         // then its signals come from the starter
   bool hears = false;                                 // and go to this run, which trains
@@ -56,6 +64,35 @@ json position(const Run& run) {
           {"validation_loss", at.validation_loss}};
 }
 
+[[noreturn]] void refuse(const char* what, const char* next) {
+  throw Error(ErrorCode::config, {.where = "Run", .what = what, .next = next});
+}
+
+/// Ctrl-C ends a call that trains nothing. Ranks go on, since they make each pass together.
+bool interrupted(Run& run) {
+  int interrupt = SIGINT;
+  return !rank_place() && run.requests.stop.compare_exchange_strong(interrupt, 0);
+}
+
+/// A call: one at a time, since callbacks of a run run within one of its calls.
+class Turn {
+ public:
+  explicit Turn(Run& run) : run_(run) {
+    if (run.busy.exchange(true))
+      refuse("it is called inside another call of its own, as from on_event or data, or from another thread",
+             "call it when the other call has returned");
+  }
+  ~Turn() {
+    interrupted(run_);  // which ends this call only
+    run_.busy = false;
+  }
+  Turn(const Turn&) = delete;
+  Turn& operator=(const Turn&) = delete;
+
+ private:
+  Run& run_;
+};
+
 /// `work` of a run that trains; what it throws ends the run.
 template <class Work>
 void ending(Run& run, const Work& work) {
@@ -69,10 +106,9 @@ void ending(Run& run, const Work& work) {
 }
 
 void open_for_training(Run& run) {
-  if (run.use == Run::Use::over)
-    throw Error(ErrorCode::config,
-                {.where = "Run", .what = "it has ended", .next = "make another one, which continues"});
+  if (run.use == Run::Use::over) refuse("it has ended", "make another one, which continues");
   if (run.use == Run::Use::training) return;
+  if (run.use == Run::Use::inference) refuse("it is open for evaluation, and does not train", "train with another one");
   if (run.is_rank) hear_starter(&run.requests), run.hears = true;
   run.training.open_for_training(run.requests);
   run.use = Run::Use::training;
@@ -80,6 +116,10 @@ void open_for_training(Run& run) {
     if (is_default(signal))
       run.signals.push_back(std::make_unique<StopSignals>(run.requests, std::initializer_list<int>{signal}));
   ending(run, [&] { run.training.start(); });
+}
+
+void check_trains(const Run& run) {
+  if (run.use == Run::Use::none || run.use == Run::Use::inference) refuse("it does not train yet", "call step() first");
 }
 
 void open_for_evaluation(Run& run, const std::string& weights) {
@@ -95,6 +135,7 @@ json end(Run& run) {
   const RunResult result = run.training.train();
   run.end_hearing();
   run.signals.clear();
+  run.finished = result.finished;
   const int stopped = run.requests.stop == kLeft ? 0 : run.requests.stop.load();
   return {{"moved", false},
           {"finished", result.finished},
@@ -104,6 +145,7 @@ json end(Run& run) {
 }
 
 json step(Run& run, const json&) {
+  if (run.finished) return {{"moved", false}, {"finished", true}};
   open_for_training(run);
   bool moved = false;
   ending(run, [&] { moved = run.training.step(); });
@@ -122,7 +164,8 @@ json stop(Run& run, const json&) {
 json evaluate(Run& run, const json& arguments) {
   open_for_evaluation(run, arguments.at("weights"));
   json losses = json::array();
-  for (const DataLoss& loss : run.training.evaluate(arguments.at("files").get<std::vector<std::string>>()))
+  const auto files = arguments.at("files").get<std::vector<std::string>>();
+  for (const DataLoss& loss : run.training.evaluate(files, [&] { return interrupted(run); }))
     losses.push_back({{"name", loss.name},
                       {"loss", loss.loss()},
                       {"perplexity", loss.perplexity()},
@@ -133,28 +176,44 @@ json evaluate(Run& run, const json& arguments) {
   return losses;
 }
 
+/// The run that makes the texts: itself where it trains, else one of its own for texts of this length.
+TrainingRun& open_for_texts(Run& run, const WeightSource& source, std::size_t prompts, std::int64_t longest) {
+  if (run.use == Run::Use::training || run.use == Run::Use::over) return run.training;
+  if (run.texts && run.longest >= longest) return *run.texts;
+  run.texts = nullptr;  // its memory first
+  auto texts = std::make_unique<TrainingRun>(run.config);
+  texts->open_for_generation(source, std::min(texts->geometry().batch, static_cast<std::int64_t>(prompts)), longest);
+  run.texts = std::move(texts);
+  run.longest = longest;
+  return *run.texts;
+}
+
 json generate(Run& run, const json& arguments) {
   std::vector<Prompt> prompts;
-  std::size_t longest = 0;
+  std::int64_t longest = 0;
   for (const json& tokens : arguments.at("prompts")) {
-    prompts.push_back({"prompt " + std::to_string(prompts.size()), tokens.get<std::vector<std::int32_t>>()});
-    longest = std::max(longest, prompts.back().tokens.size());
+    const std::string where = "prompt " + std::to_string(prompts.size() + 1);
+    prompts.push_back({where, tokens_of(tokens, where)});
+    longest = std::max(longest, static_cast<std::int64_t>(prompts.back().tokens.size()));
   }
+  const ModelTraits model = run.training.model();
   GenerateSettings settings;
   settings.max_tokens = arguments.at("max_tokens");
-  settings.sampling = {arguments.at("temperature"), arguments.at("top_p"), arguments.at("seed")};
+  settings.sampling = {arguments.at("temperature"), arguments.at("top_p"),
+                       static_cast<std::uint64_t>(arguments.at("seed").get<std::int64_t>())};
+  const json& stop = arguments.at("stop");
+  if (!stop.is_null()) settings.stop = tokens_of(stop, "stop");
+  check_settings(settings, model.vocabulary, {"max_tokens", "temperature", "top_p", "seed", "stop"});
+  check_prompts(prompts, model.vocabulary, settings.max_tokens, model.max_positions, "the model's positions");
+  if (prompts.empty()) return json::array();
   const WeightSource source = weight_source(arguments.at("weights"));
-  if (const json& stop = arguments.at("stop"); stop.is_null())
-    settings.stop = run.training.end_tokens(source.from);
-  else
-    settings.stop = stop.get<std::vector<std::int32_t>>();
-  if (run.use == Run::Use::none) {
-    const auto texts = std::min(run.training.geometry().batch, static_cast<std::int64_t>(prompts.size()));
-    run.training.open_for_generation(source, texts, static_cast<std::int64_t>(longest) + settings.max_tokens);
-    run.use = Run::Use::inference;
-  }
+  if (stop.is_null()) settings.stop = run.training.end_tokens(source.from);
+  TrainingRun& maker = open_for_texts(run, source, prompts.size(), longest + settings.max_tokens);
   json texts = json::array();
-  for (const Continuation& text : run.training.generate(prompts, settings))
+  auto on_token = [&](std::size_t, std::int32_t) {
+    if (interrupted(run)) refuse("the texts were interrupted", "generate them again");
+  };
+  for (const Continuation& text : maker.generate(prompts, settings, on_token))
     texts.push_back({{"tokens", text.tokens}, {"finish", text.finish == Finish::stop ? "stop" : "length"}});
   return texts;
 }
@@ -182,6 +241,10 @@ json open(Run& run, const json& arguments) {
 json set_learning_rate(Run& run, const json& arguments) {
   open_for_training(run);
   const json& rate = arguments.at("rate");
+  if (!rate.is_null() && !(rate > 0))
+    throw Error(
+        ErrorCode::config,
+        {.where = "Run.learning_rate", .what = "out of range", .found = rate.dump(), .expected = "a number above 0"});
   run.training.set_learning_rate(rate.is_null() ? std::optional<double>() : rate.get<double>());
   return nullptr;
 }
@@ -195,10 +258,15 @@ const std::map<std::string, Method, std::less<>>& methods() {
       {"stop", stop},
       {"evaluate", evaluate},
       {"generate", generate},
+      {"pass", [](Run&, const json&) { return json(); }},  // refused inside another call
       {"tensors", tensors},
       {"place", place},
       {"set_learning_rate", set_learning_rate},
-      {"position", [](Run& run, const json&) { return position(run); }},
+      {"position",
+       [](Run& run, const json&) {
+         check_trains(run);
+         return position(run);
+       }},
       {"learning_rate",
        [](Run& run, const json&) {
          open_for_training(run);
@@ -206,6 +274,7 @@ const std::map<std::string, Method, std::less<>>& methods() {
        }},
       {"save",
        [](Run& run, const json&) {
+         check_trains(run);
          run.training.save();
          return json();
        }},
@@ -315,14 +384,21 @@ QUERN_PYTHON int quern_close(Run* run) {
   return guarded([&] { delete run; });
 }
 
+/// In a child that fork made: no run of the parent gets its signals.
+QUERN_PYTHON void quern_forked() { release_signals(); }
+
 QUERN_PYTHON int quern_call(Run* run, const char* method, const char* arguments, char** answer) {
-  const StopSignals interrupt(run->requests, {SIGINT});
-  return guarded([&] { *answer = copy_of(dumped(methods().at(method)(*run, json::parse(arguments)))); });
+  return guarded([&] {
+    const Turn turn(*run);
+    const StopSignals interrupt(run->requests, {SIGINT});
+    *answer = copy_of(dumped(methods().at(method)(*run, json::parse(arguments))));
+  });
 }
 
 /// Elements of a tensor, row-major.
 QUERN_PYTHON int quern_read(Run* run, const char* tensor, float* values, std::size_t count) {
   return guarded([&] {
+    const Turn turn(*run);
     const std::vector<float> elements = run->training.read(tensor);
     if (elements.size() != count) quern::fail_internal(tensor, "has another number of elements");
     std::memcpy(values, elements.data(), count * sizeof(float));
@@ -330,5 +406,8 @@ QUERN_PYTHON int quern_read(Run* run, const char* tensor, float* values, std::si
 }
 
 QUERN_PYTHON int quern_write(Run* run, const char* tensor, const float* values, std::size_t count) {
-  return guarded([&] { run->training.write(tensor, {values, count}); });
+  return guarded([&] {
+    const Turn turn(*run);
+    run->training.write(tensor, {values, count});
+  });
 }

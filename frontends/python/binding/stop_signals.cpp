@@ -84,6 +84,13 @@ void hear_starter(RunRequests* requests) {
   });
 }
 
+void release_signals() {
+  for (int signal : {SIGTERM, SIGHUP, SIGXCPU}) {
+    if (has_handler(signal, on_signal)) ::signal(signal, SIG_DFL);
+    taken[static_cast<std::size_t>(signal)].by = nullptr;
+  }
+}
+
 bool is_default(int signal) { return has_handler(signal, SIG_DFL); }
 
 }  // namespace quern::python

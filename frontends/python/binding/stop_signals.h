@@ -28,6 +28,9 @@ class StopSignals {
 /// In a rank that quern started: from now on the starter's signals stop or save this run; null: they end the process.
 void hear_starter(RunRequests* requests);
 
+/// In a child that fork made: the signals that the parent's runs took from the default are default again.
+void release_signals();
+
 /// The process leaves this signal its default action.
 bool is_default(int signal);
 

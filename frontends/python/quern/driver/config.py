@@ -2,11 +2,13 @@
 
 import ctypes
 import json
+import numbers
 import os
 import tomllib
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from quern.driver.error import WrongType, refused
 from quern.driver.library import Callback, check, library, take_text
 
 
@@ -29,6 +31,8 @@ class Config:
     @classmethod
     def from_text(cls, toml: str, name: str = "config") -> "Config":
         """`name` is what messages call the text."""
+        if not isinstance(toml, str):
+            raise refused(WrongType, "Config.from_text", "not TOML", type(toml).__name__, "a text")
         return cls(name, toml)
 
     @classmethod
@@ -37,8 +41,8 @@ class Config:
         return cls("a dict", "", tuple(assignments(values)))
 
     def set(self, key: str, value: Any) -> "Config":
-        """This config with another value: a bool, a number, a text, or a list of numbers or texts; a dict sets a table's
-        keys. `key` has dots: "train.steps". It is checked when the config is used."""
+        """This config with another value: a bool, a number, a text, or a list of these or of dicts, as
+        train.groups has them; a dict sets a table's keys. `key` has dots: "train.steps". It is checked when the config is used."""
         return Config(self.file, self.text, (*self.overrides, *assignments({key: value})))
 
     def resolve(self) -> "Config":
@@ -78,16 +82,21 @@ def assignments(values: Mapping[str, Any], table: str = "") -> Iterator[str]:
         if isinstance(value, Mapping):
             yield from assignments(value, f"{table}{key}.")
         else:
-            yield f"{table}{key}={toml_value(value)}"
+            yield f"{table}{key}={toml_value(value, f'{table}{key}')}"
 
 
-def toml_value(value: Any) -> str:
-    if isinstance(value, bool):
+def toml_value(value: Any, key: str) -> str:
+    if isinstance(value, bool) or type(value).__name__ == "bool":  # numpy's is no number
         return "true" if value else "false"
-    if isinstance(value, (int, float)):
-        return repr(value)
+    if isinstance(value, numbers.Integral):
+        return str(int(value))
+    if isinstance(value, numbers.Real):
+        return repr(float(value))
     if isinstance(value, (str, os.PathLike)):
         return json.dumps(os.fspath(value), ensure_ascii=False).replace("\x7f", "\\u007f")
     if isinstance(value, (list, tuple)):
-        return "[" + ", ".join(map(toml_value, value)) + "]"
-    raise TypeError(f"a config has no values of type {type(value).__name__}; expected a bool, a number, a text or a list")
+        return "[" + ", ".join(toml_value(item, key) for item in value) + "]"
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{toml_value(str(name), key)} = {toml_value(item, key)}" for name, item in value.items()) + "}"
+    raise refused(WrongType, key, "a config has no such values", type(value).__name__,
+                  "a bool, a number, a text, or a list or dict of these")

@@ -64,9 +64,13 @@ class TensorView:
             raise BufferError(f"DLPack has no devices of the kind {self.device}; copy the tensor with Run.read")
         return DEVICES[self.device], self.unit if self.device == "cuda" else 0
 
-    def __dlpack__(self, *, stream: object = None, **_: object) -> object:
-        """`stream` need not wait: the run waits for its device first."""
+    def __dlpack__(self, *, stream: object = None, max_version: object = None,
+                   dl_device: tuple[int, int] | None = None, copy: bool | None = None) -> object:
+        """`stream` need not wait: the run waits for its device first. `max_version`: it is of version 0, as any library
+        takes."""
         kind, unit = self.__dlpack_device__()
+        if copy or dl_device not in (None, (kind, unit)):
+            raise BufferError(f"a view is not copied, nor moved from the device {(kind, unit)}; copy the tensor with Run.read")
         shape = (ctypes.c_int64 * len(self.shape))(*self.shape)
         managed = DLManagedTensor()
         managed.tensor = DLTensor(self._data(), kind, unit, len(self.shape), *DTYPES[self.dtype], 1, shape, None, 0)

@@ -39,11 +39,13 @@ class Error(Exception):
     what, found, expected, next_step    what is wrong, the value, the valid values, and what to do
     findings     all faults of a config that was checked, as Finding; else empty
 
-    Parts that a message does not have are empty, and line and column None.
+    Parts that a message does not have are empty, and line and column None. A value that Python refuses is also a
+    ValueError, a TypeError, or, of a tensor that is not there, a KeyError.
     """
 
     def __init__(self, message: str, detail: dict[str, Any]) -> None:
         super().__init__(message)
+        self._detail = detail
         self.code: int = detail["code"]
         self.kind = KINDS.get(self.code, "internal")
         self.where: str = detail["where"]
@@ -55,6 +57,31 @@ class Error(Exception):
             detail["what"], detail["found"], detail["expected"], detail["next"])
         self.file, self.line, self.column, self.key = first.file, first.line, first.column, first.key
         self.what, self.found, self.expected, self.next_step = first.what, first.found, first.expected, first.next_step
+
+    def __str__(self) -> str:  # also where it is a KeyError, which would show it with quotes
+        return str(self.args[0])
+
+    def __reduce__(self) -> tuple[Any, ...]:  # for other processes
+        return type(self), (self.args[0], self._detail)
+
+
+class WrongValue(Error, ValueError):
+    pass
+
+
+class WrongType(Error, TypeError):
+    pass
+
+
+class UnknownKey(Error, KeyError):
+    pass
+
+
+def refused(kind: type[Error], where: str, what: str, found: str = "", expected: str = "", next_step: str = "") -> Error:
+    """An Error of a value that the program gave, with the message that the core makes of these parts."""
+    message = f"{where}: {what}" + (f": found {found}" if found else "") + (f", expected {expected}" if expected else "")
+    return kind(message + (f"; {next_step}" if next_step else ""), {
+        "code": 2, "where": where, "what": what, "found": found, "expected": expected, "next": next_step})
 
 
 def error_of(fault: Fault) -> Error:

@@ -4,6 +4,7 @@ import ctypes
 import functools
 import json
 import math
+import weakref
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
@@ -21,6 +22,7 @@ SIGNATURES: dict[str, list[Any]] = {
     "quern_make": [ctypes.c_char_p, ctypes.c_void_p, ctypes.POINTER(ctypes.c_void_p)],
     "quern_start_ranks": [ctypes.c_char_p, ctypes.c_char_p, ctypes.POINTER(ctypes.c_int)],
     "quern_close": [ctypes.c_void_p],
+    "quern_forked": [],
     "quern_call": [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_char_p, ctypes.POINTER(ctypes.c_void_p)],
     "quern_read": [ctypes.c_void_p, ctypes.c_char_p, FLOATS, ctypes.c_size_t],
     "quern_write": [ctypes.c_void_p, ctypes.c_char_p, FLOATS, ctypes.c_size_t],
@@ -36,7 +38,7 @@ def library() -> ctypes.CDLL:
     loaded = ctypes.CDLL(str(path))
     for name, arguments in SIGNATURES.items():
         getattr(loaded, name).argtypes = arguments
-    loaded.quern_answer.restype = loaded.quern_free.restype = None
+    loaded.quern_answer.restype = loaded.quern_free.restype = loaded.quern_forked.restype = None
     loaded.quern_error.restype = ctypes.c_char_p
     return loaded
 
@@ -68,14 +70,26 @@ class Callback:
     def __init__(self, handler: Handler) -> None:
         self.raised: BaseException | None = None
         self._handler = handler
-        self._function = CALLBACK(self._call)  # kept alive as long as the library may call it
-        self.pointer = ctypes.cast(self._function, ctypes.c_void_p)
+        self.thunk = thunk_of(self)  # has to live as long as the library may call it
+        self.pointer = ctypes.cast(self.thunk, ctypes.c_void_p)
 
-    def _call(self, method: bytes, arguments: bytes, answer: int) -> int:
+    def answer(self, method: bytes, arguments: bytes) -> tuple[str, int]:
         try:
-            text, code = self._handler(method.decode(), json.loads(arguments)), 0
+            return self._handler(method.decode(), json.loads(arguments)), 0
         except BaseException as error:  # nothing may pass through the library
-            self.raised, text, code = error, f"{type(error).__name__}: {error}", 1
+            self.raised = error
+            return f"{type(error).__name__}: {error}", 1
+
+
+def thunk_of(callback: Callback) -> Any:
+    """The function for C. It does not keep the callback, which the program's Run does."""
+    reference = weakref.ref(callback)
+
+    def call(method: bytes, arguments: bytes, answer: int) -> int:
+        known = reference()
+        text, code = known.answer(method, arguments) if known else ("the run is gone", 1)
         data = text.encode(errors="replace")
         library().quern_answer(answer, data, len(data))
         return code
+
+    return CALLBACK(call)

@@ -26,14 +26,19 @@ def launch(config: Config | str | os.PathLike[str]) -> None:
     """
     config = config if isinstance(config, Config) else Config.load(config)
     code = ctypes.c_int()
-    interactive = hasattr(sys, "ps1") or "ipykernel" in sys.modules
-    words = json.dumps([] if interactive else [sys.executable, *sys.orig_argv[1:]])
+    words = json.dumps([sys.executable, *sys.orig_argv[1:]] if can_start_again() else [])
     sys.stdout.flush()
     check(library().quern_start_ranks(config.as_json(), words.encode(), ctypes.byref(code)))
     if code.value >= 0:
         raise SystemExit(code.value)
     if "QUERN_STARTER" in os.environ:
         sys.excepthook = end_rank
+
+
+def can_start_again() -> bool:
+    """Code that is typed in, or read from standard input, cannot be read a second time."""
+    from_input = getattr(sys.modules["__main__"], "__file__", None) == "<stdin>"
+    return not (from_input or hasattr(sys, "ps1") or "ipykernel" in sys.modules)
 
 
 def end_rank(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:

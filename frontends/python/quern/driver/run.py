@@ -2,6 +2,8 @@
 
 import ctypes
 import json
+import math
+import numbers
 import os
 import pathlib
 import tomllib
@@ -18,7 +20,7 @@ from numpy.typing import NDArray
 from quern.base.fault import Fault
 from quern.driver.config import Config, resolved
 from quern.driver.dlpack import DTYPES, TensorView
-from quern.driver.error import Error, error_of
+from quern.driver.error import Error, UnknownKey, WrongType, WrongValue, error_of, refused
 from quern.driver.library import FLOATS, Callback, check, library, number, take_text
 from quern.driver.rows import Rows
 
@@ -80,16 +82,20 @@ class Run:
                 print(step.step, step.loss)
 
     Its first use opens it: steps (also `learning_rate`) for training, `evaluate`, `export` and `tensors` for
-    evaluation of the newest checkpoint or of `weights`, `generate` for texts. A run that trains also evaluates, exports and
-    reads tensors, and generates where the config has sample.every. Evaluation does not change the training state.
+    evaluation of the newest checkpoint or of `weights`; beside that, `generate` keeps weights of its own. A run that trains
+    also evaluates, exports and reads tensors, and generates where the config has sample.every. Evaluation does not change
+    the training state.
 
     The end of `with` saves every finished step, whatever ends it; so does Ctrl-C inside a step, which is cut short, and
-    KeyboardInterrupt follows; SIGTERM, SIGHUP and SIGXCPU do, where the program left them alone, at the next step, and then
+    KeyboardInterrupt follows, as it does at the next batch of `evaluate` and token of `generate`; SIGTERM, SIGHUP and SIGXCPU do, where the program left them alone, at the next step, and then
     end the process. The same signal a second later ends it at once. A process that is killed leaves the config's checkpoints. A run continues from its newest checkpoint: make it again.
 
     Of several ranks (quern.launch, torchrun), all make the same calls, with the same answers: tensors are gathered.
 
-    Faults are quern.Error. For one thread at a time; other threads go on while it works.
+    A run that nobody refers to any more is freed without saving. A child that fork made cannot use its parent's runs.
+
+    Faults are quern.Error; a wrong value or type is a ValueError or TypeError too, an unknown tensor a KeyError. For one
+    thread at a time, and not from inside on_event or data; other threads go on while it works.
     """
 
     def __init__(
@@ -111,16 +117,14 @@ class Run:
             config = Config.load(config)
         self.weights = os.fspath(weights)
         self.finished = False  #: whether all steps are done, and the last evaluation, checkpoint and export
-        self._rows = {"train": None if data is None else Rows(data),
-                      "validation": None if validation is None else Rows(validation)}
-        self._on_event = on_event
-        self._callback = Callback(self._answer)
+        self._program = Program(data, validation, on_event)
+        self._callback = Callback(self._program.answer)
         if validation is not None and (data is None or not hasattr(validation, "__len__")):
-            raise ValueError("validation: expected rows with a length, beside data")
+            raise refused(WrongValue, "validation", "cannot be evaluated on", expected="rows with a length, beside data")
         if data is not None:
             config = config.set("data.id", "python")
             if not hasattr(data, "__len__") and self._resolved(config)["train"]["epochs"]:
-                raise ValueError("data: expected rows with a length, whose passes train.epochs counts")
+                raise refused(WrongValue, "data", "has no end", expected="rows with a length, whose passes train.epochs counts")
         if on_event is not None:
             config = config.set("log.sinks", [*self._resolved(config)["log"]["sinks"], "python"])
         handle = ctypes.c_void_p()
@@ -160,7 +164,7 @@ class Run:
 
     @learning_rate.setter
     def learning_rate(self, rate: float | None) -> None:
-        self._call("set_learning_rate", rate=rate)
+        self._call("set_learning_rate", rate=None if rate is None else real("learning_rate", rate))
 
     # ---- weights ----
 
@@ -179,11 +183,15 @@ class Run:
         top_p        in (0, 1]: draws among the most likely tokens that together have this probability
         stop         tokens that end a text; default: as the model or tokenizer has them
         """
+        if isinstance(prompts, (str, bytes)) or not isinstance(prompts, Iterable):
+            raise refused(WrongType, "prompts", "not a list", type(prompts).__name__, "a list of texts or of lists of tokens")
         tokenizer = self._tokenizer() if any(isinstance(prompt, str) for prompt in prompts) else None
-        encoded = [tokenizer.encode(prompt) if tokenizer and isinstance(prompt, str) else list(map(int, prompt))
+        encoded = [tokenizer.encode(prompt) if tokenizer and isinstance(prompt, str) else tokens_in("prompts", prompt)
                    for prompt in prompts]
-        texts = self._call("generate", prompts=encoded, max_tokens=max_tokens, temperature=temperature, top_p=top_p,
-                           seed=seed, weights=self.weights, stop=None if stop is None else list(map(int, stop)))
+        texts = self._call(
+            "generate", prompts=encoded, max_tokens=whole("max_tokens", max_tokens), temperature=real("temperature", temperature),
+            top_p=real("top_p", top_p), seed=whole("seed", seed), weights=self.weights,
+            stop=None if stop is None else tokens_in("stop", stop))
         return [Text(**text, text=tokenizer.decode([*tokens, *text["tokens"]])
                      if tokenizer and isinstance(prompt, str) else None)
                 for prompt, tokens, text in zip(prompts, encoded, texts, strict=True)]
@@ -192,7 +200,7 @@ class Run:
         """The weights as a Hugging Face model directory, or as a GGUF file; it replaces an older export when it is
         complete."""
         if to not in ("hf", "gguf"):
-            raise ValueError(f"to: found {to!r}, expected 'hf' or 'gguf'")
+            raise refused(WrongValue, "to", "unknown format", repr(to), "'hf' or 'gguf'")
 
         def export(folder: Path) -> bool:
             return bool(self._call("export", directory=os.fspath(folder), weights=self.weights)["written"])
@@ -217,7 +225,7 @@ class Run:
     def read(self, tensor: str) -> NDArray[np.float32]:
         """A copy of a tensor, which DLPack gives to other libraries: torch.from_dlpack(run.read(name))."""
         values = np.empty(self._tensor(tensor).shape, np.float32)
-        check(library().quern_read(self._handle, tensor.encode(), values.ctypes.data_as(FLOATS), values.size))
+        check(library().quern_read(self._open(), tensor.encode(), values.ctypes.data_as(FLOATS), values.size))
         return values
 
     def view(self, tensor: str) -> TensorView:
@@ -226,7 +234,7 @@ class Run:
         may change it; change it with `write`."""
         known = self._tensor(tensor)
         if known.dtype not in DTYPES:
-            raise ValueError(f"{tensor}: found the dtype {known.dtype}, expected {' or '.join(DTYPES)}")
+            raise refused(WrongValue, tensor, "has no view", known.dtype, f"the dtype {' or '.join(DTYPES)}")
         place = self._call("place", tensor=tensor)
         return TensorView(known.shape, known.dtype, place["device"], place["unit"],
                           lambda: int(self._call("place", tensor=tensor)["data"]), self._memory)
@@ -237,9 +245,9 @@ class Run:
         shape = self._tensor(tensor).shape
         given = np.from_dlpack(values) if hasattr(values, "__dlpack__") else np.asarray(values)
         if given.shape != shape:
-            raise ValueError(f"{tensor}: found the shape {given.shape}, expected {shape}")
+            raise refused(WrongValue, tensor, "wrong shape", str(given.shape), str(shape))
         exact = np.ascontiguousarray(given, np.float32)
-        check(library().quern_write(self._handle, tensor.encode(), exact.ctypes.data_as(FLOATS), exact.size))
+        check(library().quern_write(self._open(), tensor.encode(), exact.ctypes.data_as(FLOATS), exact.size))
 
     # ---- config and plan ----
 
@@ -260,7 +268,8 @@ class Run:
     def close(self) -> None:
         """Saves every finished step of a run that trains, and frees everything; memory that other libraries view, when they
         are done."""
-        if self._memory:
+        if self._memory and not self._memory.of_parent:
+            self._call("pass")  # before anything is freed
             try:
                 if (answer := self._call("stop")) is not None:
                     self._moved(answer)
@@ -277,33 +286,20 @@ class Run:
 
     # ---- the library ----
 
-    def _call(self, method: str, **arguments: Any) -> Any:
+    def _open(self) -> ctypes.c_void_p:
         if not self._memory:
-            raise ValueError("the run is closed; make another one, which continues")
+            raise refused(WrongValue, "Run", "it is closed", next_step="make another one, which continues")
+        if self._memory.of_parent:
+            raise refused(Error, "Run", "it is of the process that forked this one", next_step="make another one here")
+        return self._handle
+
+    def _call(self, method: str, **arguments: Any) -> Any:
         answer = ctypes.c_void_p()
         try:
-            check(library().quern_call(self._handle, method.encode(), json.dumps(arguments).encode(), ctypes.byref(answer)))
+            check(library().quern_call(self._open(), method.encode(), json.dumps(arguments).encode(), ctypes.byref(answer)))
         except Error as error:
             raise error from self._callback.raised if error.where.startswith("the program's ") else None
         return json.loads(take_text(answer))
-
-    def _answer(self, method: str, arguments: dict[str, Any]) -> str:
-        if method == "log":
-            assert self._on_event
-            self._on_event(arguments)
-            return ""
-        if method == "validates":
-            return "yes" if self._rows["validation"] else "no"
-        rows = self._rows[arguments["split"]]
-        if rows is None:
-            raise ValueError(f"Run was given no rows for {arguments['split']}")
-        if method == "load_state":
-            rows.load_state(arguments["state"])
-        elif method == "next":
-            rows.fill(arguments)
-        else:
-            return rows.length() if method == "length" else rows.save_state()
-        return ""
 
     def _tokenizer(self) -> "PromptTokenizer":
         from quern.driver.prompts import PromptTokenizer  # only texts need the tokenizers
@@ -324,19 +320,99 @@ class Run:
     def _tensor(self, name: str) -> Tensor:
         tensors = self.tensors()
         if name not in tensors:
-            raise KeyError(f"no such tensor: {name}; Run.tensors() has {next(iter(tensors))} and {len(tensors) - 1} others")
+            raise refused(UnknownKey, "Run", "no such tensor", repr(name),
+                          f"one of Run.tensors(): {next(iter(tensors))} and {len(tensors) - 1} others")
         return tensors[name]
+
+
+class Program:
+    """What the library asks the program for. It does not refer to the Run, so that nothing but the program keeps that."""
+
+    def __init__(
+        self, data: Iterable[Any] | None, validation: Iterable[Any] | None, on_event: Callable[[dict[str, Any]], object] | None,
+    ) -> None:
+        self._rows = {"train": None if data is None else Rows(data),
+                      "validation": None if validation is None else Rows(validation)}
+        self._on_event = on_event
+
+    def answer(self, method: str, arguments: dict[str, Any]) -> str:
+        if method == "log":
+            assert self._on_event
+            self._on_event(arguments)
+            return ""
+        if method == "validates":
+            return "yes" if self._rows["validation"] else "no"
+        rows = self._rows[arguments["split"]]
+        if rows is None:
+            raise ValueError(f"Run was given no rows for {arguments['split']}")
+        if method == "load_state":
+            rows.load_state(arguments["state"])
+        elif method == "next":
+            rows.fill(arguments)
+        else:
+            return rows.length() if method == "length" else rows.save_state()
+        return ""
 
 
 class Memory:
     """Keeps a run of the library, until nobody refers to this."""
 
     def __init__(self, handle: ctypes.c_void_p, callback: Callback) -> None:
-        weakref.finalize(self, close, handle, callback)
+        self.of_parent = False
+        self._end = weakref.finalize(self, close, handle, callback.thunk)
+        memories.add(self)
+
+    def leave(self) -> None:
+        """In a child that fork made, which has none of the run's threads."""
+        self.of_parent = True
+        self._end.detach()
 
 
-def close(handle: ctypes.c_void_p, _callback: Callback) -> None:  # which lives until then
+memories: weakref.WeakSet[Memory] = weakref.WeakSet()
+
+
+def close(handle: ctypes.c_void_p, _thunk: object) -> None:  # which lives until then
     check(library().quern_close(handle))
+
+
+def leave_to_parent() -> None:
+    if len(memories):
+        library().quern_forked()
+    for memory in memories:
+        memory.leave()
+
+
+os.register_at_fork(after_in_child=leave_to_parent)
+
+
+def whole(name: str, value: object) -> int:
+    if not isinstance(value, numbers.Integral) or not -(2**63) <= int(value) < 2**63:
+        raise refused(WrongValue, name, "wrong value", shown(value), "an integer of 64 bits")
+    return int(value)
+
+
+def real(name: str, value: object) -> float:
+    try:
+        if isinstance(value, numbers.Real) and math.isfinite(number := float(value)):
+            return number
+    except OverflowError:
+        pass
+    raise refused(WrongValue, name, "wrong value", shown(value), "a finite number")
+
+
+def tokens_in(name: str, values: Any) -> list[Any]:
+    """As the library checks them."""
+    if isinstance(values, (str, bytes)) or not isinstance(values, Iterable):
+        raise refused(WrongType, name, "not a list of tokens", shown(values), "integers")
+    return [int(value) if isinstance(value, numbers.Integral) else float(value) if isinstance(value, numbers.Real)
+            else str(value) for value in values]
+
+
+def shown(value: object) -> str:
+    if isinstance(value, int) and value.bit_length() > 64:
+        return f"an integer of {value.bit_length()} bits"
+    text = repr(value)
+    return text if len(text) <= 60 else text[:60] + "..."
 
 
 def step_of(position: dict[str, Any]) -> Step:
