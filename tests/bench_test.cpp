@@ -170,6 +170,7 @@ TEST_CASE("bench comm times every collective between ranks, and what slows it") 
   check_fails(bench({}), 2, {"parallel.ranks", "found 1, expected 2 or more"});
   check_fails(bench({"--sizes", "3x"}), 2, {"--sizes", "found 3x"});
   check_fails(bench({"--throttle", "fast"}), 2, {"--throttle", "found fast", "8GB/s"});
+  check_fails(bench({"--throttle", "24"}), 2, {"--throttle", "found 24 bytes a second", "8GB/s"});
   check_fails(bench({"--set", "parallel.ranks=4", "--set", "train.accumulation=4", "--set", "parallel.machines=2",
                      "--set", "parallel.communicator=memcpy"}),
               2, {"parallel.machines", "one group", "found 2"});

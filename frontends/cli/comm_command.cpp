@@ -34,6 +34,11 @@ CommBenchOptions options_of(const RunArguments& run) {
   if (std::string rate = run.values["throttle"].as<std::string>(); !rate.empty()) {
     if (rate.ends_with("/s")) rate.resize(rate.size() - 2);
     options.throttle = static_cast<double>(size_of_word("--throttle", rate, "a rate such as 8GB/s"));
+    if (options.throttle < 1e6)  // a unit that was forgotten
+      throw Error(ErrorCode::config, {.where = "--throttle",
+                                      .what = "slower than any link",
+                                      .found = rate + " bytes a second",
+                                      .expected = "at least 1MB/s, such as 8GB/s"});
   }
   return options;
 }

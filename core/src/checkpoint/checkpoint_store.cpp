@@ -214,7 +214,7 @@ void RunLock::refuse(int reason) const {
   const bool own = holder == std::to_string(::getpid());
   throw Error(ErrorCode::resources,
               {asked_, "another run writes into this directory", length > 0 ? "process " + printable(holder) : "", "",
-               own ? "close the run that this process has there" : advice_});
+               own ? "close the run that this process has there, or " + advice_ : advice_});
 }
 
 std::string RunLock::directory() {
