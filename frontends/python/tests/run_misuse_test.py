@@ -226,6 +226,42 @@ class RunMisuseTest(RunTestCase):
         self.refused("Config.from_text: not TOML: found int", lambda: quern.Config.from_text(3), TypeError)
         self.refused("train.steps", lambda: config.set("train.steps", None), TypeError)
 
+    def test_errors_name_the_file_of_a_key_that_it_lacks(self):
+        path = self.folder / "lacks.toml"
+        path.write_text("[train]\nsteps = 1\n")
+        error = self.refused("model.id: missing", lambda: quern.Config.load(path).check())
+        self.assertEqual((error.file, error.line, error.key), (str(path), None, "model.id"))
+        self.assertEqual(error.expected, "a text (which model plugin; its options are in [model.<id>])")
+        self.assertEqual(error.next_step, "")
+        error = self.refused("cannot be read", lambda: quern.Config.load(self.folder / "none.toml").check())
+        self.assertEqual(error.file, str(self.folder / "none.toml"))
+        error = self.refused("model.id: missing", lambda: quern.Config.from_dict({"train": {"steps": 1}}).check())
+        self.assertEqual((error.file, error.key), ("", "model.id"))
+
+    def test_only_finite_real_numbers_are_written(self):
+        with quern.Run(self.config) as run:
+            run.step()
+            name = "master/embedding.weight"
+            zeros = np.zeros((64, 32))
+            self.refused("not finite", lambda: run.write(name, np.full((64, 32), np.nan)), ValueError)
+            for values in (zeros.astype(complex), zeros.astype(str), np.ma.masked_equal(zeros, 0)):
+                self.refused("an array of real numbers", lambda values=values: run.write(name, values), TypeError)
+            run.write(name, zeros.astype(">f8"))
+            self.assertFalse(run.read(name).any())
+
+    def test_rows_have_known_parts(self):
+        tokens = np.arange(17) % 64
+        for row, text in (({"tokens": tokens, "maks": tokens}, "a row: found maks"),
+                          ({"tokens": tokens, "mask": ["False"] * 17}, "mask of a row: found <U5")):
+            with quern.Run(self.named("parts"), data=[row]) as run:
+                self.refused(text, run.step)
+        self.refused("whose data were not rows", lambda: self.continued_by_rows(tokens))
+
+    def continued_by_rows(self, tokens):
+        config = self.trained("files")
+        with quern.Run(config.set("train.steps", 2), data=[tokens]) as run:
+            run.step()
+
     def test_a_view_is_not_copied_nor_moved(self):
         with quern.Run(self.config) as run:
             run.step()

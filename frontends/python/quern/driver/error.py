@@ -7,10 +7,11 @@ from typing import Any
 from quern.base.fault import Fault
 
 KINDS = {1: "internal", 2: "config", 3: "input", 4: "resources", 5: "numerics", 6: "communication"}
-PLACE = r"(?:(?P<file>.+?):(?P<line>\d+):(?P<column>\d+)|--set [^:]+|[^:]+)"
+PLACE = r"(?:(?P<file>.+?):(?P<line>\d+):(?P<column>\d+)|--set [^:]+|a dict|(?P<whole>[^:]+))"
+TEXT = r"(?:\([^()]*\)|(?!; ).)*"  # up to the next step; in parentheses anything stands
 # As the messages of the core are made: "run.toml:3:1: train.steps: wrong type, found X, expected Y; next step".
 FINDING = re.compile(
-    PLACE + r": (?P<key>[^:\s]+): (?P<what>.*?)(?:(?:, )?found (?P<found>.*?))?(?:, expected (?P<expected>.*?))?"
+    PLACE + r": (?P<key>[^:\s]+): (?P<what>.*?)(?:(?:, )?found (?P<found>.*?))?(?:, expected (?P<expected>" + TEXT + r"))?"
     r"(?:; (?P<next>.*))?")
 WHERE = re.compile(PLACE + r"(?:: (?P<key>[\w.\"-]+)(?: \(default\))?)?(?:: .*)?")
 
@@ -20,7 +21,7 @@ class Finding:
     """One fault of a config. Texts that the message does not have are empty, numbers None."""
 
     file: str  #: the config's; empty: the value was set by Config.set or a dict
-    line: int | None  #: from 1
+    line: int | None  #: from 1; None: of the whole file, such as a key that it lacks
     column: int | None  #: from 1
     key: str  #: "train.steps"
     what: str
@@ -52,7 +53,7 @@ class Error(Exception):
         self.findings = () if self.where or self.kind != "config" else findings_of(detail["what"])
         place = WHERE.fullmatch(self.where)
         first = self.findings[0] if self.findings else Finding(
-            (place and place["file"]) or "", int(place["line"]) if place and place["line"] else None,
+            file_of(place) if place and (place["file"] or self.where.endswith(".toml")) else "", int(place["line"]) if place and place["line"] else None,
             int(place["column"]) if place and place["line"] else None, (place and place["key"]) or "",
             detail["what"], detail["found"], detail["expected"], detail["next"])
         self.file, self.line, self.column, self.key = first.file, first.line, first.column, first.key
@@ -97,11 +98,15 @@ def fault_of(error: Error) -> Fault:
     return fault
 
 
+def file_of(place: re.Match[str]) -> str:
+    return place["file"] or place["whole"] or ""
+
+
 def findings_of(text: str) -> tuple[Finding, ...]:
     """Of a message with a fault a line."""
     matches = (FINDING.fullmatch(line) for line in text.splitlines())
     return tuple(
-        Finding(match["file"] or "", int(match["line"]) if match["line"] else None,
+        Finding(file_of(match), int(match["line"]) if match["line"] else None,
                 int(match["column"]) if match["line"] else None, match["key"], match["what"] or "",
                 match["found"] or "", match["expected"] or "", match["next"] or "")
         for match in matches if match)

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 Ints = NDArray[np.int32]
+PARTS = ("tokens", "mask", "documents")
 
 
 class Rows:
@@ -18,7 +19,7 @@ class Rows:
 
         tokens      the same
         mask        as long; True: the token counts as a target. Default: all do
-        documents   starts of documents in the row, ascending from 0; used with data.documents = true. Default: [0]
+        documents   starts of documents in the row, ascending from 0; used with data.documents = "masked". Default: [0]
 
     Resuming skips the rows that were taken, unless the iterable has state_dict() and load_state_dict(), whose state is
     JSON and is kept in checkpoints.
@@ -40,7 +41,12 @@ class Rows:
         return json.dumps(state)
 
     def load_state(self, text: str) -> None:
-        state = json.loads(text)
+        try:
+            state = json.loads(text)
+            state["rows"] += 0
+        except (ValueError, TypeError, KeyError):
+            raise ValueError("the checkpoint is of a run whose data were not rows of a program; continue it without `data`, "
+                             "or begin another with checkpoint.from and checkpoint.from_data = \"restart\"") from None
         if "state" in state and hasattr(self._rows, "load_state_dict"):
             self._rows.load_state_dict(state["state"])
             self._iterator, self._taken = None, state["rows"]
@@ -60,6 +66,8 @@ class Rows:
         for row in range(rows):
             item = self._next_item()
             parts = item if isinstance(item, Mapping) else {"tokens": item}
+            if unknown := [str(name) for name in parts if name not in PARTS]:
+                raise ValueError(f"a row: found {', '.join(unknown)}, expected {', '.join(PARTS)}")
             values = checked_tokens(parts["tokens"], sequence + 1, request["vocabulary"])
             tokens[row], targets[row] = values[:-1], values[1:]
             positions[row] = np.arange(sequence)
@@ -101,6 +109,8 @@ def checked_mask(mask: Any, length: int) -> NDArray[np.bool_]:
     values = np.asarray(mask)
     if values.shape != (length,):
         raise ValueError(f"mask of a row: found the shape {values.shape}, expected ({length},), as its tokens")
+    if values.dtype.kind not in "biu":
+        raise ValueError(f"mask of a row: found {values.dtype}, expected booleans or integers")
     return values.astype(bool)
 
 

@@ -243,9 +243,15 @@ class Run:
         """Replaces a tensor, rounded to its dtype. `values`: an array of its shape, or one that DLPack can read in the
         memory of the CPU."""
         shape = self._tensor(tensor).shape
-        given = np.from_dlpack(values) if hasattr(values, "__dlpack__") else np.asarray(values)
+        foreign = hasattr(values, "__dlpack__") and not isinstance(values, np.ndarray)
+        given = np.from_dlpack(values) if foreign else np.asarray(values)
         if given.shape != shape:
             raise refused(WrongValue, tensor, "wrong shape", str(given.shape), str(shape))
+        if given.dtype.kind not in "biuf" or np.ma.isMaskedArray(values):
+            found = "a masked array" if np.ma.isMaskedArray(values) else str(given.dtype)
+            raise refused(WrongType, tensor, "no numbers", found, "an array of real numbers")
+        if not np.isfinite(given).all():
+            raise refused(WrongValue, tensor, "numbers that are not finite", "NaN or infinity", "finite numbers")
         exact = np.ascontiguousarray(given, np.float32)
         check(library().quern_write(self._open(), tensor.encode(), exact.ctypes.data_as(FLOATS), exact.size))
 
