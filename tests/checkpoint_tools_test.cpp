@@ -88,7 +88,10 @@ TEST_CASE("every fault of a checkpoint is an error of its file, and only --verif
   };
   CHECK(fault(flip).code == 0);
   check_fails(fault(flip, {"--verify"}), 3, {file + ": checksum: found "});
-  check_fails(quern_run({"checkpoint", "info", files.at("none")}), 3, {files.at("none")});
+  fs::create_directories(files.at("begun"));
+  for (const char* name : {"none", "begun"})
+    check_fails(quern_run({"checkpoint", "info", files.at(name)}), 3,
+                {files.at(name) + ": no checkpoint there; train first"});
   check_fails(quern_run({"checkpoint", "info"}), 2, {"missing DIR"});
 }
 
@@ -164,5 +167,5 @@ TEST_CASE("a run begins at an older checkpoint of another, with the bits of that
   check_fails(quern_train(files, with(numbers, {files.run("g"), "train.steps=3", from})), 2,
               {"train.steps", "the run is past that already", "at least 4"});
   check_fails(quern_train(files, with(numbers, {files.run("g"), "checkpoint.from=" + files.at("none")})), 3,
-              {"no checkpoint there"});
+              {"checkpoint.from: " + files.at("none") + ": no checkpoint there", "train.from takes the weights"});
 }

@@ -94,7 +94,7 @@ int info(const Arguments& arguments) {
   const std::filesystem::path path = values["DIR"].as<std::string>();
   const bool verify = values.count("verify") > 0;
   std::vector<std::string> notes;
-  const bool is_run = std::filesystem::is_directory(path / "checkpoints");
+  const bool is_run = !std::filesystem::exists(path / "state.json");
   const Checkpoint checkpoint = is_run ? checkpoint_at(path, notes) : open_checkpoint(path);
   for (const std::string& note : notes) std::cerr << "quern: " << note << "\n";
   for (std::size_t file = 0; verify && !is_run && file < checkpoint.checksums.size(); ++file)

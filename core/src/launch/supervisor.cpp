@@ -12,6 +12,7 @@
 #include <chrono>
 #include <csignal>
 #include <cstring>
+#include <fstream>
 #include <optional>
 
 #include "base/files/descriptor.h"
@@ -122,13 +123,23 @@ struct Running {
   pid_t id = -1;
   OwnedDescriptor err = {};
   std::optional<RankLink> link = {};
-  std::string line = {};           // of standard error, not ended yet
-  std::string error = {};          // what it says is its error
-  std::string said = {};           // its last other lines
-  std::optional<int> status = {};  // as waitpid() has it
-  bool told = false;               // to end, by us
-  bool given_time = false;         // to finish, and it was said
+  std::string line = {};                               // of standard error, not ended yet
+  std::string error = {};                              // what it says is its error
+  std::string said = {};                               // its last other lines
+  std::optional<int> status = {};                      // as waitpid() has it
+  bool told = false;                                   // to end, by us
+  bool given_time = false;                             // to finish, and it was said
+  std::optional<Clock::time_point> stands_since = {};  // of a process with such time: stopped, as by SIGSTOP
 };
+
+/// Whether a signal has stopped a process, which then finishes nothing.
+bool stands_still(pid_t process) {
+  std::ifstream file("/proc/" + std::to_string(process) + "/stat");
+  std::string line;
+  std::getline(file, line);
+  const std::size_t name_end = line.rfind(')');  // the name may have anything in it
+  return name_end + 2 < line.size() && (line[name_end + 2] == 'T' || line[name_end + 2] == 't');
+}
 
 class Supervisor {
  public:
@@ -259,12 +270,7 @@ class Supervisor {
     bool killed = false;
     for (Running& one : running_) {
       if (one.status) continue;
-      if (at_deadline_ == SIGKILL && !insisted_ && one.link && one.link->needs_time()) {
-        if (!std::exchange(one.given_time, true))
-          warn_("quern: warning: " + failed_.front()->process->name + " failed; " + one.process->name +
-                " finishes what it writes\n");
-        continue;
-      }
+      if (at_deadline_ == SIGKILL && !insisted_ && may_finish(one)) continue;
       one.told = true;
       if (at_deadline_ == SIGKILL) ::kill(one.id, SIGKILL), killed = true;
     }
@@ -274,6 +280,22 @@ class Supervisor {
           "quern: warning: ranks did not end by themselves after a second signal and were killed; steps since the "
           "last checkpoint are lost\n");
     kill_at(at_deadline_ == SIGTERM ? patience_.on_request : kAgain);
+  }
+
+  /// What it writes, as long as it runs.
+  bool may_finish(Running& one) {
+    if (!one.link || !one.link->needs_time()) return false;
+    if (!std::exchange(one.given_time, true)) {
+      const Running& first = *failed_.front();
+      const std::string why = first.error.substr(0, first.error.find('\n'));
+      warn_("quern: warning: " + (why.empty() ? first.process->name + " failed" : said_by(first.process->name, why)) +
+            "; " + one.process->name + " finishes what it writes\n");
+    }
+    if (!stands_still(one.id)) return one.stands_since.reset(), true;
+    if (!one.stands_since) one.stands_since = Clock::now();
+    if (Clock::now() - *one.stands_since < seconds_of(patience_.stopped)) return true;
+    warn_("quern: warning: " + one.process->name + " was stopped by a signal while it writes, and is ended\n");
+    return false;
   }
 
   RunEnd verdict() const {

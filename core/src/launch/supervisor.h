@@ -42,6 +42,7 @@ struct Patience {
   double by_itself = 2;   ///< after another failed, before they are sent SIGTERM
   double on_request = 3;  ///< after that, or a second Ctrl-C, before SIGKILL
   double insists = 1;     ///< a second one that comes earlier is the first again: `timeout` sends two
+  double stopped = 10;    ///< by SIGSTOP, while it was given time to finish, before SIGKILL
 };
 
 struct RunEnd {
@@ -54,7 +55,8 @@ struct RunEnd {
 
 /// Runs them until all have ended, on the main thread; none outlives this process. `warn` gets lines that the first
 /// process writes to standard error while it runs. Forwarded signals go on to all, over their links; SIGCHLD is taken.
-/// After a failure a process that asks for time (time_from_starter) is given it, unless a signal insists.
+/// After a failure a process that asks for time (time_from_starter) is given it, unless a signal insists or it is
+/// stopped.
 /// A communication error counts as the cause only when nothing else failed: it follows from what happens to another.
 /// Throws a resources error when a process cannot be started; those that were are ended then.
 RunEnd supervise(const std::vector<RankProcess>& processes, const std::function<void(const std::string&)>& warn,

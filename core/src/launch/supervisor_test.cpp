@@ -21,7 +21,7 @@ using conformance::RankOutcome;
 
 namespace {
 
-const Patience kShort{.by_itself = 0.5, .on_request = 0.5, .insists = 0.1};
+const Patience kShort{.by_itself = 0.5, .on_request = 0.5, .insists = 0.1, .stopped = 1.5};
 const char* const kForever = "while :; do sleep 0.05; done";
 /// Waits for the next signal that the starter sends.
 const std::string kHears = "read signal <&3; ";
@@ -159,6 +159,20 @@ TEST_CASE("a rank that asks for time has it, unless a signal insists") {
   const Outcome taken = outcome_of({asks + kForever, insists});
   CHECK(taken.verdict == "4 stopped rank 1 ended with exit code 4");
   CHECK(taken.seconds < 10);
+}
+
+TEST_CASE("a rank that is stopped while it has time is ended, and why it had time is said at once") {
+  const Outcome stopped =
+      outcome_of({"printf + >&3; kill -STOP $$; exit 0", "sleep 0.2; echo quern: error: no more memory >&2; exit 4"});
+  CHECK(stopped.verdict == "4 rank 1: no more memory");
+  CHECK(stopped.warned ==
+        "quern: warning: rank 1: no more memory; rank 0 finishes what it writes\n"
+        "quern: warning: rank 0 was stopped by a signal while it writes, and is ended\n");
+  CHECK(stopped.seconds < 10);
+  const Outcome goes_on =
+      outcome_of({"printf + >&3; (sleep 0.9; kill -CONT $$) & kill -STOP $$; sleep 2; printf - >&3; exec sleep 60",
+                  "sleep 0.1; exit 4"});
+  CHECK(goes_on.warned == "quern: warning: rank 1 failed; rank 0 finishes what it writes\n");
 }
 
 TEST_CASE("no rank outlives its starter") {

@@ -13,14 +13,26 @@ namespace quern {
 
 namespace {
 
+Checkpoint checkpoint_to_begin_at(const Session& session) {
+  std::vector<std::string> passed_over;
+  try {
+    return checkpoint_at(session.checkpoint.from, passed_over);
+  } catch (const Error& error) {
+    ErrorDetail detail = error.detail();
+    detail.where = session.config.where("checkpoint", "from") + ": " + detail.where;
+    if (error.code() == ErrorCode::input)
+      detail.next = "name a checkpoint or a run's directory; train.from takes the weights of a Hugging Face model";
+    throw Error(error.code(), std::move(detail));
+  }
+}
+
 NewestCheckpoint checkpoint_to_resume(const Session& session, StartingPoint& start) {
   const CheckpointOptions& options = session.checkpoint;
   NewestCheckpoint newest = find_newest(session.log.directory);
   start.elsewhere = !newest.checkpoint && newest.skipped.empty();
   if (start.elsewhere && options.from.empty()) return newest;
-  std::vector<std::string> passed_over;
   if (start.elsewhere)
-    newest.checkpoint.emplace(checkpoint_at(options.from, passed_over));
+    newest.checkpoint.emplace(checkpoint_to_begin_at(session));
   else if (options.resume == "never")
     throw Error(ErrorCode::config, {.where = session.config.where("checkpoint", "resume"),
                                     .what = "the run directory has checkpoints",

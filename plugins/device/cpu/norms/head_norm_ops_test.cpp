@@ -83,6 +83,13 @@ struct Case {
   PoisonedTensor x, dy, query, key, y, rstd, dx, dquery, dkey;
 };
 
+/// Of tokens that are in no order.
+PoisonedTensor some_positions(std::int64_t tokens) {
+  std::vector<float> positions;
+  for (std::int64_t i = 0; i < tokens; ++i) positions.push_back(static_cast<float>((i * 11 + 5) % kSequence));
+  return PoisonedTensor(DType::i32, {tokens}, positions);
+}
+
 }  // namespace
 
 TEST_CASE("head_norm is its definition, in place too") {
@@ -133,10 +140,8 @@ TEST_CASE("head_norm_rope gives the bits of head_norm and rope") {
       Case c(dtype, layout);
       CAPTURE(label(dtype, c.size));
       c.forward();
-      std::vector<float> order;
-      for (std::int64_t i = 0; i < layout.tokens; ++i) order.push_back(static_cast<float>((i * 11 + 5) % kSequence));
-      PoisonedTensor positions(DType::i32, {layout.tokens}, order), z(dtype, c.size), y(dtype, c.size),
-          fused_z(dtype, c.size);
+      PoisonedTensor positions = some_positions(layout.tokens), z(dtype, c.size), y(dtype, c.size),
+                     fused_z(dtype, c.size);
       PoisonedTensor rstd(DType::f32, c.rstd.view().extents);
       OpRun("rope", attributes_of(layout), {1, kSequence}).in(c.y.view()).in(positions.view()).out(z.view()).run();
       c.inputs("head_norm_rope", c.x.view())
@@ -166,10 +171,8 @@ TEST_CASE("rope_grad_head_norm_grad gives the bits of rope_grad and head_norm_gr
       Case c(dtype, layout);
       CAPTURE(label(dtype, c.size));
       c.forward();
-      std::vector<float> order;
-      for (std::int64_t i = 0; i < layout.tokens; ++i) order.push_back(static_cast<float>((i * 11 + 5) % kSequence));
-      PoisonedTensor positions(DType::i32, {layout.tokens}, order), d(dtype, c.size), fused_d(dtype, c.size),
-          dx(dtype, c.size), dquery(dtype, {layout.query_size()}), dkey(dtype, {layout.key_size()});
+      PoisonedTensor positions = some_positions(layout.tokens), d(dtype, c.size), fused_d(dtype, c.size),
+                     dx(dtype, c.size), dquery(dtype, {layout.query_size()}), dkey(dtype, {layout.key_size()});
       OpRun("rope_grad", attributes_of(layout), {1, kSequence})
           .in(c.dy.view())
           .in(positions.view())
