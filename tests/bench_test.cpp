@@ -79,6 +79,18 @@ TEST_CASE("bench times steps and ops, beside the device's peaks when asked") {
   CHECK_FALSE(std::filesystem::exists(files.at("run")));
 }
 
+TEST_CASE("bench cuts rows into documents where the run masks them, and says so where it does not") {
+  TinyFiles files;
+  const Outcome whole =
+      quern_run({"bench", files.config(), "--steps", "1", "--document-tokens", "3", "--set", "data.documents=masked"});
+  CHECK(whole.err == "");
+  CHECK(whole.code == 0);
+  CHECK(has(whole.out, "as if each row were one document"));
+  const Outcome joined = quern_run({"bench", files.config(), "--steps", "1", "--document-tokens", "3"});
+  CHECK(joined.code == 2);
+  CHECK(has(joined.err, "--set data.documents=masked"));
+}
+
 TEST_CASE("bench products times the matmuls of a model and of given sizes, beside another setting's") {
   TinyFiles files;
   auto bench = [&](std::vector<std::string> more) {

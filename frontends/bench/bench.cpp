@@ -18,16 +18,38 @@ std::string phase_name(Phase phase) {
   return phase == Phase::forward ? "forward" : phase == Phase::recompute ? "recompute" : "backward";
 }
 
+/// Cuts rows into documents of from two thirds to four thirds of `mean` tokens.
+void add_documents(Batch& batch, const Geometry& geometry, std::int64_t mean, std::uint32_t number) {
+  std::uint64_t place = 0;
+  for (std::int64_t row = 0; row < geometry.batch; ++row) {
+    for (std::int64_t begin = 0; begin < geometry.sequence;) {
+      const double uniform = random_word({2, RandomPurpose::sample, 0}, number, place++) * 0x1p-32;
+      const auto length =
+          std::max<std::int64_t>(static_cast<std::int64_t>(static_cast<double>(mean) * (2 + 2 * uniform) / 3), 1);
+      const std::int64_t first = row * geometry.sequence + begin;
+      batch.documents.push_back(static_cast<std::int32_t>(first));
+      const std::int64_t end = std::min(begin + length, geometry.sequence);
+      for (std::int64_t i = begin; i < end; ++i)
+        batch.positions[static_cast<std::size_t>(row * geometry.sequence + i)] = static_cast<std::int32_t>(i - begin);
+      begin = end;
+    }
+  }
+  batch.documents.push_back(static_cast<std::int32_t>(geometry.tokens()));
+}
+
 /// Batches for so many micro-steps, or the first of them where they would take much memory.
-std::vector<Batch> make_batches(const Plan& plan, std::int64_t micro_steps) {
+std::vector<Batch> make_batches(const Plan& plan, std::int64_t micro_steps, std::int64_t document_tokens) {
   constexpr std::int64_t kMostBytes = std::int64_t{256} << 20;
   std::int64_t bytes = 1;
   for (const Value& input : plan.uploaded)
     bytes += byte_count(extents_at(input.shape, plan.options.geometry), input.dtype);
   const std::int64_t count = std::clamp<std::int64_t>(kMostBytes / bytes, 2, micro_steps);
   std::vector<Batch> batches;
-  for (std::int64_t number = 0; number < count; ++number)
+  for (std::int64_t number = 0; number < count; ++number) {
     batches.push_back(batch_for(plan, static_cast<std::uint32_t>(number)));
+    if (document_tokens > 0)
+      add_documents(batches.back(), plan.options.geometry, document_tokens, static_cast<std::uint32_t>(number));
+  }
   return batches;
 }
 
@@ -135,12 +157,12 @@ Batch text_like_tokens(const Geometry& geometry, std::int64_t vocabulary, std::u
 
 Batch batch_for(const Plan& plan, std::uint32_t number) {
   const std::int64_t vocabulary = plan.model.vocabulary;
-  Batch batch = text_like_tokens(plan.options.geometry, std::max<std::int64_t>(vocabulary, 1), number);
+  const Geometry& geometry = plan.options.geometry;
+  Batch batch = text_like_tokens(geometry, std::max<std::int64_t>(vocabulary, 1), number);
   for (const Value& input : plan.uploaded) {
     const bool of_text = input.name == names::kTokens || input.name == names::kPositions ||
                          input.name == names::kDocuments || input.name == names::kStep;
-    if (!of_text && (input.name != names::kTargets || vocabulary == 0))
-      add_random(batch, input, plan.options.geometry, number);
+    if (!of_text && (input.name != names::kTargets || vocabulary == 0)) add_random(batch, input, geometry, number);
   }
   return batch;
 }
@@ -155,7 +177,8 @@ BenchResult run_bench(Session& session, const BenchOptions& options) {
   result.start.enter("kernels");
   std::vector<OffloadStore*> stores = session.open_stores(plan);
   Engine engine(*session.device, std::move(plan), std::move(stores));
-  const std::vector<Batch> batches = make_batches(engine.plan(), (options.steps + 1) * accumulation);
+  const std::vector<Batch> batches =
+      make_batches(engine.plan(), (options.steps + 1) * accumulation, options.document_tokens);
   std::size_t batch = 0;
   result.start.split("memory", engine.spent().memory);
   result.start.enter("weights");

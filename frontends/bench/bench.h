@@ -56,6 +56,8 @@ struct BenchResult {
 struct BenchOptions {
   std::int64_t steps = 5;      ///< to time, after one to warm up
   bool measure_peaks = false;  ///< of the device, before the run
+  /// Mean tokens of a document, where the run masks documents: from two thirds of it to four thirds. 0: one a row.
+  std::int64_t document_tokens = 0;
 };
 
 /// FLOP a training token by operand format: 6 per parameter in a matmul, and 6 layers * width_of_attention * sequence

@@ -1,6 +1,6 @@
 #pragma once
 // Attention over packed qkv rows: (N, (heads + 2 kv_heads) head_dim), queries, keys, values. Three ways to run it:
-// cuDNN's fused kernels, an own gradient on Hopper's tensor cores, and simple own kernels that take every shape. On
+// cuDNN's fused kernels, own kernels on Hopper's tensor cores, and simple own kernels that take every shape. On
 // this device logsumexp is (batch, heads, sequence), as cuDNN writes it, in the buffer of the op's (N, heads).
 
 #include <cstdint>
@@ -28,6 +28,8 @@ struct AttentionShape {
   std::int64_t width() const { return heads * head_dim; }
 };
 
+enum class AttentionPass : std::uint8_t { forward, forward_without_logsumexp, gradient };
+
 /// One launch; views by name. `logsumexp` and `documents` may be null.
 struct AttentionOperands {
   const void* qkv = nullptr;
@@ -47,20 +49,25 @@ std::size_t own_attention_grad_workspace(const AttentionShape& shape);
 void own_attention(const AttentionShape& shape, const AttentionOperands& operands, cudaStream_t stream);
 void own_attention_grad(const AttentionShape& shape, const AttentionOperands& operands, cudaStream_t stream);
 
-// ---- own gradient on Hopper's tensor cores: sums in fp32 in an order that depends on one sequence alone ----
+// ---- own kernels on Hopper's tensor cores: sums in fp32 in an order that depends on one sequence alone ----
 
-/// Whether it can run: bf16, head_dim 64 or 128, no documents, windows or caps, a scale above 0; known without the
-/// hardware.
-bool wgmma_takes_gradient(const AttentionShape& shape, const CudaTraits& gpu);
+/// Whether a pass can run there: bf16, head_dim 64 or 128, no caps, a scale above 0; known without the hardware. The
+/// forward pass only within documents and in windows without a causal mask: cuDNN is faster at others.
+bool wgmma_takes(const AttentionShape& shape, AttentionPass pass, const CudaTraits& gpu);
+std::size_t wgmma_attention_workspace(const AttentionShape& shape);
 std::size_t wgmma_attention_grad_workspace(const AttentionShape& shape);
-/// Loads the kernels: at prepare.
+/// Load the kernels: at prepare.
+void load_wgmma_attention(const AttentionShape& shape);
 void load_wgmma_attention_grad(const AttentionShape& shape);
+void wgmma_attention(const AttentionShape& shape, const AttentionOperands& operands, int multiprocessors,
+                     cudaStream_t stream);
 void wgmma_attention_grad(const AttentionShape& shape, const AttentionOperands& operands, int multiprocessors,
                           cudaStream_t stream);
 
-// ---- cuDNN ----
+/// Whether an op, `attention` or `attention_grad`, runs by them.
+bool runs_by_wgmma(const OpInstance& op, const CudaTraits& gpu);
 
-enum class AttentionPass : std::uint8_t { forward, forward_without_logsumexp, gradient };
+// ---- cuDNN ----
 
 /// Why cuDNN cannot run a pass; empty where it can, known without the hardware. Documents: sequences of a multiple of
 /// 8, up to 16384. `version` is cuDNN's: 91900.

@@ -9,8 +9,8 @@
 #include <cudnn_frontend.h>
 
 #include "attention/attention.h"
+#include "attention/attention_mask.h"
 #include "attention/attention_timing.h"
-#include "attention/document_mask.h"
 #include "quern/error.h"
 #include "runtime/check.h"
 #include "runtime/timed_choices.h"
@@ -44,8 +44,11 @@ std::int64_t gradient_workspace(const AttentionShape& s) {
   return s.heads * (tiles * tiles * 2 + 3 * tiles * round_up(s.head_dim, 64) * 4 + tiles * 16);
 }
 
-/// The document mask of one sequence.
-std::int64_t mask_bytes(const AttentionShape& s) { return s.documents ? s.sequence * s.sequence * 2 : 0; }
+/// Whether what a query attends to is a bias: cuDNN knows windows, and only under a causal mask without a bias.
+bool has_mask(const AttentionShape& s) { return s.documents || (s.window > 0 && !s.causal); }
+
+/// The mask of one sequence.
+std::int64_t mask_bytes(const AttentionShape& s) { return has_mask(s) ? s.sequence * s.sequence * 2 : 0; }
 
 /// Scratch that grows with the batch, for one sequence.
 std::int64_t sequence_workspace(const AttentionShape& s, AttentionPass pass) {
@@ -82,6 +85,7 @@ std::string describe(const AttentionShape& s, AttentionPass pass) {
   text += std::to_string(s.batch) + "x" + std::to_string(s.sequence) + " " + std::to_string(s.heads) + "/" +
           std::to_string(s.kv_heads) + "x" + std::to_string(s.head_dim) + (s.causal ? " causal" : " full");
   if (s.documents) text += " documents";
+  if (s.window > 0) text += " window " + std::to_string(s.window);
   if (pass == AttentionPass::forward_without_logsumexp) text += " without-logsumexp";
   text += " by up to " + std::to_string(chunk_size(s, pass));
   return s.chunk > 0 ? text + " chunk " + std::to_string(s.chunk) : text;
@@ -111,6 +115,16 @@ fe::graph::Tensor_attributes describe_mask(std::int64_t batch, const AttentionSh
       .set_stride({s.sequence * s.sequence, s.sequence * s.sequence, s.sequence, 1});
 }
 
+/// What queries attend to, for `options` of either pass.
+template <class Options>
+void set_masks(Options& options, fe::graph::Graph& graph, std::int64_t batch, const AttentionShape& s) {
+  if (s.causal) options.set_diagonal_alignment(fe::DiagonalAlignment_t::TOP_LEFT).set_diagonal_band_right_bound(0);
+  if (has_mask(s))
+    options.set_bias(graph.tensor(describe_mask(batch, s)));
+  else if (s.window > 0)
+    options.set_diagonal_band_left_bound(s.window);
+}
+
 void place(const Tensor& output, const fe::graph::Tensor_attributes& as) {
   output->set_output(true).set_uid(as.get_uid()).set_dim(as.get_dim()).set_stride(as.get_stride());
 }
@@ -120,8 +134,7 @@ void build_forward(fe::graph::Graph& graph, const AttentionShape& s, std::int64_
   Tensor k = graph.tensor(describe(kKey, batch, s.kv_heads, s, s.packed()));
   Tensor v = graph.tensor(describe(kValue, batch, s.kv_heads, s, s.packed()));
   auto options = fe::graph::SDPA_attributes().set_name("attention").set_generate_stats(stats).set_attn_scale(s.scale);
-  if (s.causal) options.set_diagonal_alignment(fe::DiagonalAlignment_t::TOP_LEFT).set_diagonal_band_right_bound(0);
-  if (s.documents) options.set_bias(graph.tensor(describe_mask(batch, s)));
+  set_masks(options, graph, batch, s);
   auto [out, logsumexp] = graph.sdpa(q, k, v, options);
   place(out, describe(kOut, batch, s.heads, s, s.width()));
   if (!stats) return;
@@ -140,8 +153,7 @@ void build_gradient(fe::graph::Graph& graph, const AttentionShape& s, std::int64
                      .set_name("attention_grad")
                      .set_attn_scale(s.scale)
                      .set_deterministic_algorithm(true);
-  if (s.causal) options.set_diagonal_alignment(fe::DiagonalAlignment_t::TOP_LEFT).set_diagonal_band_right_bound(0);
-  if (s.documents) options.set_bias(graph.tensor(describe_mask(batch, s)));
+  set_masks(options, graph, batch, s);
   auto [dq, dk, dv] = graph.sdpa_backward(q, k, v, out, dout, stats, options);
   place(dq, describe(kQueryGrad, batch, s.heads, s, s.packed()));
   place(dk, describe(kKeyGrad, batch, s.kv_heads, s, s.packed()));
@@ -153,16 +165,19 @@ void build_gradient(fe::graph::Graph& graph, const AttentionShape& s, std::int64
 std::string cudnn_refusal(const AttentionShape& s, AttentionPass pass, const CudaTraits& gpu, std::size_t version) {
   constexpr std::size_t kBlackwellGradient = 91800;
   const std::int64_t largest_head = gpu.compute_capability == 90 ? 256 : 128;
-  const bool documents = !s.documents || (s.sequence % 8 == 0 && s.sequence <= kLongestMasked);  // 16-byte rows
+  const bool masks = !has_mask(s) || (s.sequence % 8 == 0 && s.sequence <= kLongestMasked);  // 16-byte rows
   // cuDNN 9.19 gives NaN there: see the test of it.
   if (pass == AttentionPass::gradient && gpu.compute_capability == 90 && !s.causal && s.sequence % 128 == 64)
     return "gives NaN in gradients without a causal mask in sequences of 64 more than a multiple of 128 (" +
            std::to_string(s.sequence) + ") on Hopper";
-  if (s.window > 0 || s.cap > 0) return "gets no windows and no soft caps of scores";
-  if (s.dtype != DType::bf16 || !documents || s.head_dim % 8 != 0 || s.head_dim > largest_head ||
+  if (s.cap > 0) return "gets no soft caps of scores";
+  if (s.dtype != DType::bf16 || !masks || s.head_dim % 8 != 0 || s.head_dim > largest_head ||
       s.sequence < kShortestSequence)
     return "does not take " + std::string(name_of(s.dtype)) + " heads of " + std::to_string(s.head_dim) +
-           " in sequences of " + std::to_string(s.sequence) + (s.documents ? " with documents" : "");
+           " in sequences of " + std::to_string(s.sequence) +
+           (s.documents    ? " with documents"
+            : s.window > 0 ? " with windows"
+                           : "");
   if (pass == AttentionPass::gradient && gpu.compute_capability / 10 == 10 && version < kBlackwellGradient)
     return "needs version 9.18 for a repeatable gradient on Blackwell (compute capability " +
            std::to_string(gpu.compute_capability / 10) + "." + std::to_string(gpu.compute_capability % 10) +
@@ -340,9 +355,9 @@ void CudnnAttention::run(const AttentionOperands& operands, cudaStream_t stream)
       pointers[kValueGrad] = at(operands.dqkv, s.packed(), value);
     }
     char* workspace = static_cast<char*>(operands.workspace);
-    if (s.documents) {
+    if (has_mask(s)) {
       const std::int64_t rows = std::min(chunk_, s.batch - begin);
-      write_document_mask(workspace, operands.documents, s.tokens(), s.sequence, begin, rows, stream);
+      write_attention_mask(workspace, s, operands.documents, begin, rows, stream);
       pointers[kMask] = workspace;
       workspace += rows * mask_bytes(s);
     }

@@ -8,49 +8,8 @@
 
 namespace quern::cuda::attention_grad {
 
-inline constexpr float kLog2e = 1.44269504088896340736f;
-
-/// Who has read the stage that a warp releases: only its wgmmas, or its threads by loads of their own.
-enum class ReadBy : std::uint8_t { products, threads };
-
-/// All of a warp are done with what a barrier guards.
-template <ReadBy kBy>
-__device__ __forceinline__ void release(std::uint32_t barrier) {
-  if constexpr (kBy == ReadBy::threads) tma::fence_copies();
-  tma::arrive_as_warp(barrier);
-}
-
-__device__ __forceinline__ float exp2_approximately(float x) {
-  float result;
-  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(x));
-  return result;
-}
-
-__device__ __forceinline__ float4 load_shared(std::uint32_t address) {
-  float4 values;
-  asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];"
-               : "=f"(values.x), "=f"(values.y), "=f"(values.z), "=f"(values.w)
-               : "r"(address));
-  return values;
-}
-
-/// Rows [0, rows) of a warpgroup's sums, times `factor`, to rows `pitch` elements apart.
-template <int kHead>
-__device__ void store_rows(bf16* to, std::int64_t pitch, int rows, const float (&sums)[kHead / 2], float factor) {
-  const int row = threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4, column = threadIdx.x % 4 * 2;
-#pragma unroll
-  for (int half = 0; half < 2; ++half) {
-    if (row + 8 * half >= rows) continue;
-    bf16* at = to + (row + 8 * half) * pitch + column;
-#pragma unroll
-    for (int j = 0; j < kHead / 8; ++j)
-      *reinterpret_cast<__nv_bfloat162*>(at + 8 * j) =
-          __floats2bfloat162_rn(sums[4 * j + 2 * half] * factor, sums[4 * j + 2 * half + 1] * factor);
-  }
-}
-
 /// A warpgroup's part of an item: the gradients of its 64 rows.
-template <int kHead, bool kKeys>
+template <int kHead, bool kKeys, bool kRanges>
 class Part {
   using L = Layout<kHead>;
   static constexpr int kSteps = kHead / wgmma::kDepth, kTileSteps = kTile / wgmma::kDepth;
@@ -60,11 +19,19 @@ class Part {
   static constexpr ReadBy kStreamed = kKeys ? ReadBy::threads : ReadBy::products;
 
  public:
-  __device__ __forceinline__ Part(const GradArguments& arguments, const Shared<kHead>& shared, const Item& item,
-                                  int place, int group)
+  __device__ __forceinline__ Part(const GradArguments& arguments, const Shared<kHead>& shared,
+                                  const Item<kRanges>& item, int place, int group)
       : a(arguments), shared(shared), item(item), place(place), group(group), mine(item.tile + group) {
-    own_first = kKeys && a.causal ? max(item.first, mine) : item.first;
-    own_end = !kKeys && a.causal ? min(item.end, mine + 1) : item.end;
+    if constexpr (kRanges) {
+      // All of the item's, also those that only the other warpgroup's rows attend to: to pass many tiles, while it
+      // holds one that it has yet to use, would stop the ring.
+      span = Span<kTile>::of(item.ranges(a), mine * kTile, kTile, a.sequence);
+      own_first = item.first;
+      own_end = item.end;
+    } else {
+      own_first = kKeys && a.causal ? max(item.first, mine) : item.first;
+      own_end = !kKeys && a.causal ? min(item.end, mine + 1) : item.end;
+    }
     if (mine < 0 || mine >= a.tiles) own_end = own_first;
     tile = own_first;
     left = (own_end - own_first) * item.heads;
@@ -114,7 +81,10 @@ class Part {
   }
   /// Whether some of a tile's scores are not attended to.
   __device__ __forceinline__ bool masked(int current) const {
-    return a.causal ? current == mine : !kKeys && current == a.tiles - 1;
+    if constexpr (kRanges)
+      return span.masked(current);
+    else
+      return a.causal ? current == mine : !kKeys && current == a.tiles - 1;
   }
 
   /// Takes the tiles in turn. X and Y of the next are issued before the sums that use this one, so that two stages are
@@ -230,18 +200,25 @@ class Part {
     row_statistics[0] = from[row()];
     row_statistics[1] = from[row() + 8];
   }
-  __device__ static int row() { return threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4; }
-  __device__ static int column() { return threadIdx.x % 4 * 2; }
 
   /// Has exponentials make zeros of masked pairs.
   __device__ __forceinline__ void mask(int current) {
     const int inside = a.sequence - current * kTile;
+    int2 ranges[2];
+    if constexpr (kRanges) {
+      for (int half = 0; half < 2; ++half) {
+        const int2 range = __ldg(item.ranges(a) + min(mine * kTile + row() + 8 * half, a.sequence - 1));
+        ranges[half] = make_int2(range.x - current * kTile, range.y - current * kTile);
+      }
+    }
 #pragma unroll
     for (int j = 0; j < kTile / 8; ++j)
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         const int r = row() + i / 2 * 8, c = 8 * j + column() + i % 2;
-        const bool attended = kKeys ? c >= r : c < (a.causal ? r + 1 : inside);
+        const bool attended = kRanges ? c >= ranges[i / 2].x && c < ranges[i / 2].y
+                              : kKeys ? c >= r
+                                      : c < (a.causal ? r + 1 : inside);
         if (!attended) x[4 * j + i] = -INFINITY;
       }
   }
@@ -289,16 +266,17 @@ class Part {
     bf16* to = a.dqkv + (std::int64_t{item.batch} * a.sequence + mine * kTile) * pitch + item.head * kHead;
     if constexpr (kKeys) {
       to += a.heads * kHead;
-      store_rows<kHead>(to + a.kv_heads * kHead, pitch, rows, second, 1.0f);
+      store_rows<kHead>(to + a.kv_heads * kHead, pitch, rows, second, {1.0f, 1.0f});
     }
-    store_rows<kHead>(to, pitch, rows, first, a.scale);
+    store_rows<kHead>(to, pitch, rows, first, {a.scale, a.scale});
   }
 
   const GradArguments& a;
   const Shared<kHead>& shared;
-  const Item item;
+  const Item<kRanges> item;
   const int place, group, mine;  ///< place: of the operands that stay; mine: the tile that this part's rows are
-  int own_first, own_end;        ///< tiles that these rows attend to, of each head
+  int own_first, own_end;        ///< tiles that these rows take, of each head
+  Span<kTile> span;              ///< which of them are not masked; of kernels with ranges
   int tile, left;                ///< the next one, and how many there are in all heads
   std::uint32_t held[2][kAhead ? kSteps : 1][4];
   float x[32], y[32];

@@ -13,6 +13,7 @@
 
 #include "attention/attention.h"
 #include "attention/attention_grad_part.cuh"
+#include "attention/attention_ranges.h"
 #include "primitives/tensor_map.h"
 #include "primitives/vector.cuh"
 #include "runtime/check.h"
@@ -24,7 +25,6 @@ using namespace attention_grad;
 namespace {
 
 constexpr std::size_t kCounterBytes = 256;
-constexpr int kThreads = 128 * (kGroups + 1);
 
 // ---- statistics ----
 
@@ -77,7 +77,7 @@ __device__ void load_tile(const Shared<kHead>& shared, const CUtensorMap& map, s
 }
 
 /// One thread: draws items and keeps the tiles coming.
-template <int kHead>
+template <int kHead, bool kRanges>
 __device__ void produce(const GradArguments& a, const Shared<kHead>& shared) {
   using L = Layout<kHead>;
   tma::Ring<L::kStages> ring;
@@ -90,7 +90,7 @@ __device__ void produce(const GradArguments& a, const Shared<kHead>& shared) {
       tma::arrive(resident_full);
       return;
     }
-    const Item item(a, index, index < a.key_items);
+    const Item<kRanges> item(a, index, index < a.key_items);
     const int kv_head = item.keys ? item.head : item.head / a.group;
     const int key = (a.heads + kv_head) * kHead, value = key + a.kv_heads * kHead;
     tma::arrive_expecting(resident_full, 2 * kGroups * L::kTileBytes);
@@ -129,7 +129,7 @@ __device__ __forceinline__ int receive(const Shared<kHead>& shared,
   return __shfl_sync(~0u, index, 0);  // the compiler sees: the same in a whole warp
 }
 
-template <int kHead>
+template <int kHead, bool kRanges>
 __device__ __forceinline__ void consume(const GradArguments& a, const Shared<kHead>& shared) {
   const int group = __shfl_sync(~0u, static_cast<int>(threadIdx.x) / 128 - 1, 0);
   tma::Ring<Layout<kHead>::kStages> ring;
@@ -140,12 +140,12 @@ __device__ __forceinline__ void consume(const GradArguments& a, const Shared<kHe
   };
   int index = receive(shared, residents);
   for (; index < a.key_items; index = next())
-    Part<kHead, true>(a, shared, Item(a, index, true), residents.stage, group).run(ring);
+    Part<kHead, true, kRanges>(a, shared, {a, index, true}, residents.stage, group).run(ring);
   for (; index < a.items; index = next())
-    Part<kHead, false>(a, shared, Item(a, index, false), residents.stage, group).run(ring);
+    Part<kHead, false, kRanges>(a, shared, {a, index, false}, residents.stage, group).run(ring);
 }
 
-template <int kHead>
+template <int kHead, bool kRanges>
 __global__ void __launch_bounds__(kThreads, 1) attention_grad_kernel(const __grid_constant__ GradArguments a) {
   using L = Layout<kHead>;
   extern __shared__ unsigned char memory[];
@@ -166,32 +166,42 @@ __global__ void __launch_bounds__(kThreads, 1) attention_grad_kernel(const __gri
   // Of the 168 registers that each thread starts with, the producer's go to those who multiply.
   if (threadIdx.x < 128) {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 24;");
-    if (threadIdx.x == 0) produce<kHead>(a, shared);
+    if (threadIdx.x == 0) produce<kHead, kRanges>(a, shared);
   } else {
     asm volatile("setmaxnreg.inc.sync.aligned.u32 240;");
-    consume<kHead>(a, shared);
+    consume<kHead, kRanges>(a, shared);
   }
 }
 
+/// Calls f.operator()<head, ranges>() for the shape.
 template <class F>
-void with_head(const AttentionShape& s, F&& f) {
-  s.head_dim == 64 ? f.template operator()<64>() : f.template operator()<128>();
+void with_kernel(const AttentionShape& s, F&& f) {
+  auto with_head = [&]<bool kRanges>() {
+    s.head_dim == 64 ? f.template operator()<64, kRanges>() : f.template operator()<128, kRanges>();
+  };
+  has_ranges(s) ? with_head.template operator()<true>() : with_head.template operator()<false>();
 }
 
 int tiles_of(const AttentionShape& s) { return static_cast<int>((s.sequence + kTile - 1) / kTile); }
 
+/// Workspace: the counter, statistics, and of shapes with ranges these, of keys and of queries.
+std::size_t statistics_end(const AttentionShape& s) {
+  return kCounterBytes + static_cast<std::size_t>(s.batch * s.heads * tiles_of(s)) * kTile * sizeof(float2);
+}
+
 }  // namespace
 
 std::size_t wgmma_attention_grad_workspace(const AttentionShape& s) {
-  return kCounterBytes + static_cast<std::size_t>(s.batch * s.heads * tiles_of(s)) * kTile * sizeof(float2);
+  return statistics_end(s) + (has_ranges(s) ? 2 * attention_range_bytes(s) : 0);
 }
 
 void load_wgmma_attention_grad(const AttentionShape& s) {
   find_tensor_map_encoder();
-  with_head(s, [&]<int kHead>() {
+  if (has_ranges(s)) load_attention_ranges();
+  with_kernel(s, [&]<int kHead, bool kRanges>() {
     cudaFuncAttributes attributes;
     QUERN_CUDA(cudaFuncGetAttributes(&attributes, statistics_kernel<kHead>));  // loads the code
-    QUERN_CUDA(cudaFuncSetAttribute(attention_grad_kernel<kHead>, cudaFuncAttributeMaxDynamicSharedMemorySize,
+    QUERN_CUDA(cudaFuncSetAttribute(attention_grad_kernel<kHead, kRanges>, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                     static_cast<int>(Layout<kHead>::kBytes)));
   });
 }
@@ -202,7 +212,13 @@ void wgmma_attention_grad(const AttentionShape& s, const AttentionOperands& o, i
   const int tiles = tiles_of(s);
   auto* next = static_cast<int*>(o.workspace);
   auto* statistics = reinterpret_cast<float2*>(static_cast<char*>(o.workspace) + kCounterBytes);
-  with_head(s, [&]<int kHead>() {
+  AttentionRanges ranges;
+  if (has_ranges(s)) {
+    ranges.keys = reinterpret_cast<int2*>(static_cast<char*>(o.workspace) + statistics_end(s));
+    ranges.queries = ranges.keys + attention_range_bytes(s) / sizeof(int2);
+    write_attention_ranges(s, o.documents, ranges, stream);
+  }
+  with_kernel(s, [&]<int kHead, bool kRanges>() {
     constexpr int kRows = kStatisticsThreads / (kHead / kPack<bf16>);
     const StatisticsArguments first{.y = static_cast<const bf16*>(o.y),
                                     .dy = static_cast<const bf16*>(o.dy),
@@ -222,6 +238,8 @@ void wgmma_attention_grad(const AttentionShape& s, const AttentionOperands& o, i
         .qkv = tensor_map(DType::bf16, {s.packed(), s.sequence, s.batch}, o.qkv, {wgmma::kColumns, kTile, 1}),
         .dy = tensor_map(DType::bf16, {s.width(), s.sequence, s.batch}, o.dy, {wgmma::kColumns, kTile, 1}),
         .statistics = statistics,
+        .keys = ranges.keys,
+        .queries = ranges.queries,
         .dqkv = static_cast<bf16*>(o.dqkv),
         .next = next,
         .sequence = static_cast<int>(s.sequence),
@@ -235,7 +253,7 @@ void wgmma_attention_grad(const AttentionShape& s, const AttentionOperands& o, i
         .scale = s.scale,
         .causal = s.causal};
     const auto grid = static_cast<unsigned>(std::min(multiprocessors, arguments.items));
-    attention_grad_kernel<kHead><<<grid, kThreads, Layout<kHead>::kBytes, stream>>>(arguments);
+    attention_grad_kernel<kHead, kRanges><<<grid, kThreads, Layout<kHead>::kBytes, stream>>>(arguments);
     QUERN_CUDA(cudaGetLastError());
   });
 }

@@ -4,19 +4,18 @@
 
 #include <cstdint>
 
-#include "primitives/element.cuh"
-#include "primitives/tma.cuh"
-#include "primitives/wgmma.cuh"
+#include "attention/attention_tiles.cuh"
 
 namespace quern::cuda::attention_grad {
 
-inline constexpr int kGroups = 2;                   ///< consumer warpgroups
-inline constexpr int kTile = 64;                    ///< rows of a streamed tile, and of what one warpgroup keeps
+using namespace attention_tiles;
+
 inline constexpr std::uint32_t kBox = kTile * 128;  ///< bytes of a box, 64 columns
 
 struct GradArguments {
-  CUtensorMap qkv, dy;       ///< (B, S, columns) in boxes of 64 x 64
-  const float2* statistics;  ///< (B, heads, tiles, 64): -logsumexp log2(e) and delta
+  CUtensorMap qkv, dy;         ///< (B, S, columns) in boxes of 64 x 64
+  const float2* statistics;    ///< (B, heads, tiles, 64): -logsumexp log2(e) and delta
+  const int2 *keys, *queries;  ///< ranges, (B, S), of kernels with ranges
   bf16* dqkv;
   int* next;  ///< the next item
   int sequence, tiles, blocks, heads, kv_heads, group;
@@ -61,6 +60,7 @@ struct Shared {
 };
 
 /// A piece of work: 128 rows that stay, and tiles [first, end) of each of `heads` heads that stream by.
+template <bool kRanges>
 struct Item {
   __device__ __forceinline__ Item(const GradArguments& a, int index, bool keys) : keys(keys) {
     const int place = keys ? index : index - a.key_items, kind_heads = keys ? a.kv_heads : a.heads;
@@ -71,13 +71,23 @@ struct Item {
     const int of_batch = place / a.blocks;
     batch = of_batch / kind_heads;
     head = of_batch % kind_heads;
-    first = keys && a.causal ? tile : 0;
-    end = !keys && a.causal ? tile + kGroups : a.tiles;
+    if constexpr (kRanges) {
+      const auto span = Span<kTile>::of(ranges(a), tile * kTile, kGroups * kTile, a.sequence);
+      first = span.first;
+      end = span.end;
+    } else {
+      first = keys && a.causal ? tile : 0;
+      end = !keys && a.causal ? tile + kGroups : a.tiles;
+    }
     heads = keys ? a.group : 1;
   }
   bool keys;
   int tile, batch, head, first, end, heads;  ///< tile: the first of its own rows, which may be below 0
   __device__ int tiles() const { return (end - first) * heads; }
+  /// Of the rows of its sequence.
+  __device__ const int2* ranges(const GradArguments& a) const {
+    return (keys ? a.queries : a.keys) + std::int64_t{batch} * a.sequence;
+  }
 };
 
 }  // namespace quern::cuda::attention_grad

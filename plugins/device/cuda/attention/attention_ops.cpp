@@ -44,7 +44,7 @@ enum class Way : std::uint8_t { cudnn, wgmma, own };
 
 Way way_of(const AttentionShape& s, AttentionPass pass, const CudaTraits& gpu) {
   const bool open = gpu.attention == AttentionChoice::automatic && s.chunk == 0;  // chunks are cuDNN's
-  if (pass == AttentionPass::gradient && open && wgmma_takes_gradient(s, gpu)) return Way::wgmma;
+  if (open && wgmma_takes(s, pass, gpu)) return Way::wgmma;
   return cudnn_takes(s, pass, gpu) ? Way::cudnn : Way::own;
 }
 
@@ -93,37 +93,39 @@ OpSupport check(const OpInstance& op, AttentionPass pass, const Inputs& inputs, 
   return support;
 }
 
+std::size_t workspace_of(const AttentionShape& s, AttentionPass pass, const CudaTraits& gpu) {
+  const bool gradient = pass == AttentionPass::gradient;
+  const std::size_t own = gradient ? own_attention_grad_workspace(s) : 0;
+  switch (way_of(s, pass, gpu)) {
+    case Way::cudnn: return std::max(cudnn_attention_workspace(s, pass), own);
+    case Way::wgmma:
+      return gradient ? hopper_kernels().attention_grad_workspace(s) : hopper_kernels().attention_workspace(s);
+    case Way::own: break;
+  }
+  return own;
+}
+
 OpSupport query_forward(const OpInstance& op, const CudaTraits& gpu) {
   if (op.inputs.empty() || op.outputs.size() != 2)
     return {"attention: takes qkv and documents, gives y and logsumexp", 0};
   AttentionShape s = shape_of(op, kForward);
   constexpr AttentionPass kPass = AttentionPass::forward;
-  std::size_t workspace = cudnn_takes(s, kPass, gpu) ? cudnn_attention_workspace(s, kPass) : 0;
-  return check(op, kPass, kForward, 2, workspace, s, gpu, [&](OperandCheck& check) {
+  return check(op, kPass, kForward, 2, workspace_of(s, kPass, gpu), s, gpu, [&](OperandCheck& check) {
     check.output(0, "y", {s.tokens(), s.width()}).output(1, "logsumexp", {s.tokens(), s.heads}, DType::f32);
   });
-}
-
-std::size_t gradient_workspace(const AttentionShape& s, const CudaTraits& gpu) {
-  switch (way_of(s, AttentionPass::gradient, gpu)) {
-    case Way::cudnn:
-      return std::max(cudnn_attention_workspace(s, AttentionPass::gradient), own_attention_grad_workspace(s));
-    case Way::wgmma: return hopper_kernels().attention_grad_workspace(s);
-    case Way::own: break;
-  }
-  return own_attention_grad_workspace(s);
 }
 
 OpSupport query_gradient(const OpInstance& op, const CudaTraits& gpu) {
   if (op.inputs.size() < 4 || op.outputs.size() != 1)
     return {"attention_grad: takes dy, qkv, y, logsumexp and documents, gives dqkv", 0};
   AttentionShape s = shape_of(op, kGradient);
-  return check(op, AttentionPass::gradient, kGradient, 1, gradient_workspace(s, gpu), s, gpu, [&](OperandCheck& check) {
-    check.input(0, "dy", {s.tokens(), s.width()})
-        .input(2, "y", {s.tokens(), s.width()})
-        .input(3, "logsumexp", {s.tokens(), s.heads}, DType::f32)
-        .output(0, "dqkv", {s.tokens(), s.packed()});
-  });
+  return check(op, AttentionPass::gradient, kGradient, 1, workspace_of(s, AttentionPass::gradient, gpu), s, gpu,
+               [&](OperandCheck& check) {
+                 check.input(0, "dy", {s.tokens(), s.width()})
+                     .input(2, "y", {s.tokens(), s.width()})
+                     .input(3, "logsumexp", {s.tokens(), s.heads}, DType::f32)
+                     .output(0, "dqkv", {s.tokens(), s.packed()});
+               });
 }
 
 AttentionOperands forward_operands(const AttentionShape& s, std::span<const View> inputs, std::span<const View> outputs,
@@ -178,37 +180,51 @@ Launch cudnn_launch(const OpInstance& op, const AttentionShape& s, AttentionPass
                    [s, own](const AttentionOperands& operands, cudaStream_t stream) { own(s, operands, stream); });
 }
 
+/// By the way that is the rule for it; `own` and `hopper` are the pass's kernels.
+Launch prepare_way(const OpInstance& op, const AttentionShape& s, AttentionPass pass, OperandsOf operands_of,
+                   void (*own)(const AttentionShape&, const AttentionOperands&, cudaStream_t),
+                   void (*HopperKernels::*load)(const AttentionShape&),
+                   void (*HopperKernels::*hopper)(const AttentionShape&, const AttentionOperands&, int, cudaStream_t),
+                   CudaContext& context) {
+  switch (way_of(s, pass, context.traits)) {
+    case Way::cudnn: return cudnn_launch(op, s, pass, operands_of, own, context);
+    case Way::own:
+      return launch_of(s, operands_of,
+                       [s, own](const AttentionOperands& operands, cudaStream_t stream) { own(s, operands, stream); });
+    case Way::wgmma: break;
+  }
+  (hopper_kernels().*load)(s);
+  const auto run = hopper_kernels().*hopper;
+  const int multiprocessors = context.multiprocessors;
+  return launch_of(s, operands_of, [=](const AttentionOperands& operands, cudaStream_t stream) {
+    run(s, operands, multiprocessors, stream);
+  });
+}
+
 Launch prepare_forward(const OpInstance& op, CudaContext& context) {
-  const AttentionShape s = shape_of(op, kForward);
   const AttentionPass pass = op.outputs[1].present ? AttentionPass::forward : AttentionPass::forward_without_logsumexp;
-  if (way_of(s, pass, context.traits) == Way::cudnn)
-    return cudnn_launch(op, s, pass, forward_operands, own_attention, context);
-  return launch_of(s, forward_operands,
-                   [s](const AttentionOperands& operands, cudaStream_t stream) { own_attention(s, operands, stream); });
+  return prepare_way(op, shape_of(op, kForward), pass, forward_operands, own_attention, &HopperKernels::load_attention,
+                     &HopperKernels::attention, context);
 }
 
 Launch prepare_gradient(const OpInstance& op, CudaContext& context) {
-  const AttentionShape s = shape_of(op, kGradient);
-  const Way way = way_of(s, AttentionPass::gradient, context.traits);
-  if (way == Way::cudnn)
-    return cudnn_launch(op, s, AttentionPass::gradient, gradient_operands, own_attention_grad, context);
-  if (way == Way::own)
-    return launch_of(s, gradient_operands, [s](const AttentionOperands& operands, cudaStream_t stream) {
-      own_attention_grad(s, operands, stream);
-    });
-  hopper_kernels().load_attention_grad(s);
-  const int multiprocessors = context.multiprocessors;
-  return launch_of(s, gradient_operands, [s, multiprocessors](const AttentionOperands& operands, cudaStream_t stream) {
-    hopper_kernels().attention_grad(s, operands, multiprocessors, stream);
-  });
+  return prepare_way(op, shape_of(op, kGradient), AttentionPass::gradient, gradient_operands, own_attention_grad,
+                     &HopperKernels::load_attention_grad, &HopperKernels::attention_grad, context);
 }
 
 }  // namespace
 
-bool wgmma_takes_gradient(const AttentionShape& s, const CudaTraits& gpu) {
-  constexpr std::int64_t kMost = std::int64_t{1} << 30, kTile = 64;  // rows of all heads, of whole tiles, are 32-bit
-  return gpu.wgmma && s.dtype == DType::bf16 && (s.head_dim == 64 || s.head_dim == 128) && !s.documents &&
-         s.window == 0 && s.cap == 0 && s.scale > 0 && s.batch * s.heads * (s.sequence + kTile) < kMost;
+bool wgmma_takes(const AttentionShape& s, AttentionPass pass, const CudaTraits& gpu) {
+  constexpr std::int64_t kMost = std::int64_t{1} << 30, kRows = 128;  // rows of all heads, of whole blocks, are 32-bit
+  const bool gradient = pass == AttentionPass::gradient, masked = s.documents || (s.window > 0 && !s.causal);
+  return gpu.wgmma && (gradient || masked) && s.dtype == DType::bf16 && (s.head_dim == 64 || s.head_dim == 128) &&
+         s.cap == 0 && s.scale > 0 && s.batch * s.heads * (s.sequence + kRows) < kMost;
+}
+
+bool runs_by_wgmma(const OpInstance& op, const CudaTraits& gpu) {
+  const bool gradient = op.kind == "attention_grad";
+  return way_of(shape_of(op, gradient ? kGradient : kForward),
+                gradient ? AttentionPass::gradient : AttentionPass::forward, gpu) == Way::wgmma;
 }
 
 void add_attention_ops(OpTable& table) {

@@ -127,10 +127,11 @@ bool same_bits(const PoisonedTensor& a, const PoisonedTensor& b) {
   return std::memcmp(a.view().data, b.view().data, a.view().bytes()) == 0;
 }
 
-void compare(DevicePair& pair, const Case& c, DType dtype) {
+/// `products`: multiplications of tensor cores, for what an emulator can afford; 0 where there are none.
+void compare(DevicePair& pair, const Case& c, DType dtype, std::int64_t products = 0) {
   CAPTURE(c.label());
   CAPTURE(name_of(dtype));
-  if (!pair.open || !affordable(element_count(c.packed()))) return;
+  if (!pair.open || !affordable(element_count(c.packed()), products)) return;
   Results want = attend(*pair.cpu, c, dtype), got = attend(*pair.gpu, c, dtype), again = attend(*pair.gpu, c, dtype);
   Results captured = attend(*pair.gpu, c, dtype, How::captured);
   // The tensor cores take probabilities and score gradients as bf16, 2^-9 of each; gradients sum hundreds of these.
@@ -172,8 +173,8 @@ TEST_CASE("attention and its gradient by simple kernels: fp32, odd sizes, full a
   }
 }
 
-TEST_CASE("attention in windows and with soft caps, by simple kernels whatever the option") {
-  DevicePair pair = open_pair_by("auto");
+TEST_CASE("attention in windows and with soft caps, by simple kernels") {
+  DevicePair pair = open_pair_by("own");
   for (std::int64_t window : {0, 1, 5, 64}) {
     for (double cap : {0.0, 1.5}) {
       Case plain{2, 65, 4, 2, 64}, odd{1, 70, 3, 1, 34}, documents{2, 40, 2, 1, 16, "causal", {0, 3, 4, 40, 60}};
@@ -198,12 +199,33 @@ TEST_CASE("attention's gradient on Hopper's tensor cores: parts of tiles, groups
   if (!has_libraries()) return;
   DevicePair pair = open_pair();
   if (!runs_hopper_kernels(pair)) return;
-  for (const Case& c : {Case{1, 1, 2, 1, 64}, Case{3, 37, 8, 2, 128}, Case{1, 64, 1, 1, 128}, Case{3, 65, 2, 2, 64},
-                        Case{1, 129, 4, 2, 128}, Case{1, 200, 7, 1, 128}, Case{1, 1000, 8, 1, 64},
-                        Case{1, 1024, 7, 1, 64}, Case{1, 1024, 8, 1, 128}, Case{1, 50, 7, 1, 64, "full"},
-                        Case{3, 200, 7, 1, 64, "full"}, Case{2, 129, 4, 4, 128, "full"},
-                        Case{1, 300, 4, 2, 64, "causal", {}, 0, 20}, Case{1, 300, 4, 2, 128, "full", {}, 0, 20}})
+  for (const Case& c :
+       {Case{1, 1, 2, 1, 64}, Case{3, 37, 8, 2, 128}, Case{1, 64, 1, 1, 128}, Case{3, 65, 2, 2, 64},
+        Case{1, 129, 4, 2, 128}, Case{1, 200, 7, 1, 128}, Case{1, 1000, 8, 1, 64}, Case{1, 1024, 7, 1, 64},
+        Case{1, 1024, 8, 1, 128}, Case{1, 50, 7, 1, 64, "full"}, Case{3, 200, 7, 1, 64, "full"},
+        Case{2, 129, 4, 4, 128, "full"}, Case{1, 300, 4, 2, 64, "causal", {}, 0, 20},
+        Case{1, 300, 4, 2, 128, "full", {}, 0, 20}, Case{2, 300, 4, 2, 64, "causal", {}, 0, 1, 64},
+        Case{1, 520, 2, 1, 128, "causal", {}, 0, 1, 100}})
     compare(pair, c, DType::bf16);
+}
+
+TEST_CASE("attention within documents and windows on Hopper's tensor cores") {
+  DevicePair pair = open_pair();
+  if (!runs_hopper_kernels(pair)) return;
+  for (const Case& c :
+       {Case{2, 1, 2, 1, 64, "causal", {0, 1}}, Case{2, 128, 7, 1, 64, "causal", {0, 1, 5, 64, 127, 128, 200}},
+        Case{3, 256, 4, 2, 64, "causal", {0, 100, 256, 300, 512, 700}}, Case{2, 77, 2, 2, 64, "causal", {0, 77, 78}},
+        Case{1, 200, 4, 2, 128, "causal", {0, 63, 64, 190}}, Case{2, 129, 4, 2, 64, "full", {0, 30, 129, 250}},
+        Case{1, 333, 2, 1, 128, "full", {0, 30, 128, 129, 250}}, Case{1, 1024, 2, 2, 64, "causal", {0, 3, 515, 900}},
+        // Rows of a block that attend to tiles many stages apart.
+        Case{1, 640, 1, 1, 64, "causal", {0, 64}}, Case{1, 320, 1, 1, 128, "causal", {0, 64}},
+        Case{1, 1200, 2, 1, 64, "causal", {0, 576}}, Case{1, 900, 4, 1, 128, "causal", {0, 448, 450}},
+        Case{1, 1000, 2, 1, 64, "full", {0, 960}}, Case{1, 600, 2, 1, 128, "causal", {0, 599}},
+        Case{1, 500, 2, 1, 64, "causal", {0, 250}, 0, 20}, Case{2, 130, 2, 1, 64, "causal", {0, 130}, 0, 1, 1},
+        Case{1, 300, 4, 2, 64, "causal", {0}, 0, 1, 64}, Case{1, 520, 2, 1, 128, "causal", {0}, 0, 1, 100},
+        Case{2, 300, 2, 1, 64, "causal", {0, 10, 290, 300, 350}, 0, 1, 50},
+        Case{1, 300, 2, 1, 128, "full", {0, 150}, 0, 1, 70}, Case{1, 300, 2, 1, 64, "full", {}, 0, 1, 70}})
+    compare(pair, c, DType::bf16, c.tokens() * c.width()[1] * c.sequence);
 }
 
 namespace {
@@ -276,20 +298,37 @@ TEST_CASE("attention's gradient on Hopper has a sequence's bits in any batch, on
       }
 }
 
-TEST_CASE("plans know which attention gradients run on Hopper's tensor cores, and that they need little scratch") {
+TEST_CASE("plans know which attention runs on Hopper's tensor cores, and that it needs little scratch") {
   CudaTraits h100;
   AttentionShape s{.batch = 32, .sequence = 1024, .heads = 14, .kv_heads = 2, .head_dim = 64};
-  CHECK_FALSE(wgmma_takes_gradient(s, h100));  // a build without code for sm_90a
+  constexpr AttentionPass kForward = AttentionPass::forward, kGradient = AttentionPass::gradient;
+  CHECK_FALSE(wgmma_takes(s, kGradient, h100));  // a build without code for sm_90a
   h100.wgmma = true;
-  CHECK(wgmma_takes_gradient(s, h100));
+  CHECK(wgmma_takes(s, kGradient, h100));
+  CHECK_FALSE(wgmma_takes(s, kForward, h100));  // cuDNN is faster
+  for (auto change :
+       std::initializer_list<void (*)(AttentionShape&)>{[](AttentionShape& s) { s.documents = true; },
+                                                        [](AttentionShape& s) { s.window = 100, s.causal = false; }}) {
+    AttentionShape ranges = s;
+    change(ranges);
+    CHECK(wgmma_takes(ranges, kForward, h100));
+    CHECK(wgmma_takes(ranges, kGradient, h100));
+    if (has_hopper_kernels()) CHECK(hopper_kernels().attention_workspace(ranges) < std::size_t{1} << 20);
+  }
+  AttentionShape window = s;
+  window.window = 100;
+  CHECK_FALSE(wgmma_takes(window, kForward, h100));
+  CHECK(wgmma_takes(window, kGradient, h100));
   if (has_hopper_kernels()) CHECK(hopper_kernels().attention_grad_workspace(s) < std::size_t{4} << 20);
   for (auto change : std::initializer_list<void (*)(AttentionShape&)>{
            [](AttentionShape& s) { s.head_dim = 96; }, [](AttentionShape& s) { s.dtype = DType::f32; },
-           [](AttentionShape& s) { s.documents = true; }, [](AttentionShape& s) { s.scale = 0; },
+           [](AttentionShape& s) { s.cap = 50; }, [](AttentionShape& s) { s.scale = 0; },
            [](AttentionShape& s) { s.sequence = std::int64_t{1} << 22; }}) {
     AttentionShape other = s;
     change(other);
-    CHECK_FALSE(wgmma_takes_gradient(other, h100));
+    CHECK_FALSE(wgmma_takes(other, kGradient, h100));
+    other.documents = true;
+    CHECK_FALSE(wgmma_takes(other, kForward, h100));
   }
 }
 
@@ -324,7 +363,8 @@ TEST_CASE("the op runs on Hopper's tensor cores where it can, and otherwise by i
   const std::size_t hopper = hopper_kernels().attention_grad_workspace(s);
   CHECK(scratch("auto", 0, false) == hopper);
   CHECK(scratch("auto", 1, false) != hopper);
-  CHECK(scratch("auto", 0, true) != hopper);
+  CHECK(scratch("auto", 0, true) > hopper);  // ranges as well
+  CHECK(scratch("auto", 0, true) < hopper + (1 << 14));
   CHECK(scratch("cudnn", 0, false) != hopper);
   CHECK(scratch("own", 0, false) == own_attention_grad_workspace(s));
 }
@@ -476,13 +516,25 @@ TEST_CASE("a repeatable gradient by cuDNN on Blackwell is planned from version 9
 
 TEST_CASE("attention within documents through cuDNN: short and long ones") {
   if (!has_libraries()) return;
-  DevicePair pair = open_pair();
+  DevicePair pair = open_pair_by("cudnn");
   for (const Case& c :
        {Case{2, 128, 7, 1, 64, "causal", {0, 1, 5, 64, 127, 128, 200}},
         Case{3, 256, 14, 2, 64, "causal", {0, 100, 256, 300, 512, 700}},
         Case{1, 200, 4, 2, 128, "causal", {0, 63, 64, 190}}, Case{2, 128, 4, 2, 64, "full", {0, 30, 128, 250}},
         Case{2, 1024, 2, 2, 64, "causal", {0, 3, 515, 1024, 1900}}, Case{2, 128, 4, 2, 64, "causal", {0, 128}}})
     compare(pair, c, DType::bf16);
+}
+
+TEST_CASE("attention in windows through cuDNN: causal ones by its bound, others and all with documents by a mask") {
+  if (!has_libraries()) return;
+  DevicePair pair = open_pair_by("cudnn");
+  for (const std::int64_t window : {1, 50, 64, 200})
+    for (Case c : {Case{2, 256, 4, 2, 64}, Case{1, 300, 2, 1, 128}, Case{1, 320, 2, 1, 256}, Case{2, 136, 4, 2, 80},
+                   Case{2, 128, 4, 2, 64, "full"}, Case{2, 256, 4, 2, 64, "causal", {0, 100, 256, 300}}}) {
+      if (window >= c.sequence) continue;
+      c.window = window;
+      compare(pair, c, DType::bf16);
+    }
 }
 
 TEST_CASE("documents that fill their rows change attention by no more than rounding") {

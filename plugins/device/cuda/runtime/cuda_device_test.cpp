@@ -206,10 +206,10 @@ TEST_CASE("attention on CUDA cores says so, with the reason and what it costs") 
            on + "cuDNN does not take bf16 heads of 192 in sequences of 1024 (compute capability 8.9)"},
           {h100, DType::f32, 1024, 64, false,
            on + "cuDNN does not take f32 heads of 64 in sequences of 1024 (compute capability 9.0)"},
-          {h100, DType::bf16, 1020, 64, true,
-           on + "cuDNN does not take bf16 heads of 64 in sequences of 1020 with documents (compute capability 9.0)"},
-          {h100, DType::bf16, 32768, 64, true,
-           on + "cuDNN does not take bf16 heads of 64 in sequences of 32768 with documents (compute capability 9.0)"},
+          {h100, DType::bf16, 1020, 80, true,
+           on + "cuDNN does not take bf16 heads of 80 in sequences of 1020 with documents (compute capability 9.0)"},
+          {h100, DType::bf16, 32768, 80, true,
+           on + "cuDNN does not take bf16 heads of 80 in sequences of 32768 with documents (compute capability 9.0)"},
           {by_own, DType::bf16, 1024, 64, false, on + "device.cuda.attention is \"own\""}}) {
       CAPTURE(c.slow);
       const OpSupport support = c.device.query(attention(c.dtype, c.sequence, c.head_dim, c.documents, gradient));

@@ -13,6 +13,9 @@ bool has_hopper_kernels() { return true; }
 const HopperKernels& hopper_kernels() {
   static constexpr HopperKernels kKernels{.load_own_matmul = load_own_matmul,
                                           .run_own_matmul = run_own_matmul,
+                                          .attention_workspace = wgmma_attention_workspace,
+                                          .load_attention = load_wgmma_attention,
+                                          .attention = wgmma_attention,
                                           .attention_grad_workspace = wgmma_attention_grad_workspace,
                                           .load_attention_grad = load_wgmma_attention_grad,
                                           .attention_grad = wgmma_attention_grad,

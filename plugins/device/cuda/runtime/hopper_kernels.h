@@ -17,6 +17,10 @@ struct HopperKernels {
   void (*run_own_matmul)(const MatmulKey& key, const MatmulOperands& operands, int multiprocessors,
                          cudaStream_t stream);
   // attention/attention.h
+  std::size_t (*attention_workspace)(const AttentionShape& shape);
+  void (*load_attention)(const AttentionShape& shape);
+  void (*attention)(const AttentionShape& shape, const AttentionOperands& operands, int multiprocessors,
+                    cudaStream_t stream);
   std::size_t (*attention_grad_workspace)(const AttentionShape& shape);
   void (*load_attention_grad)(const AttentionShape& shape);
   void (*attention_grad)(const AttentionShape& shape, const AttentionOperands& operands, int multiprocessors,

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <string_view>
 
+#include "attention/attention.h"
 #include "attention/rope_ops.h"
 #include "loss/loss_chunk.h"
 #include "products/own/own_matmul.h"
@@ -14,7 +15,7 @@ namespace {
 
 constexpr double kStart = 2e-6;         // seconds from one launch to the next
 constexpr double kCopyShare = 0.9;      // of the rated memory rate, by copies and what moves as well as they do
-constexpr double kDocuments = 0.4;      // of the speed without documents, by attention
+constexpr double kDocuments = 0.4;      // of the speed without documents, by attention that computes what they mask
 constexpr double kOwnAttention = 0.43;  // of the instructions that could be issued, by attention on CUDA cores
 constexpr double kVectorScales = 0.85, kSquareScales = 0.8, kLineScales = 0.6;  // of the speed with one scale
 constexpr double kSquaresOfBoth = 0.93;
@@ -110,23 +111,36 @@ double stacked_matmul_seconds(const OpInstance& op, const GpuFacts& gpu) {
                   memory_seconds(gpu, operand_bytes(op), kCopyShare));
 }
 
-/// Queries and keys that attend to each other, over all heads; as if rows were one document, since plans know no
-/// others.
-double attention_pairs(const OpInstance& op) {
-  const double length = number(op.geometry.sequence);
-  const double keys = op.attributes.word("mask") == "causal" ? (length + 1) / 2 : length;
-  return number(op.geometry.batch * op.attributes.integer("heads")) * length * keys;
+/// Whether there are keys that a query does not attend to because they are too far before it.
+bool has_window(const OpInstance& op) {
+  const std::int64_t window = op.attributes.integer_or("window", 0);
+  return window > 0 && window < op.geometry.sequence;
 }
 
-/// On tensor cores. A longer sequence has fewer of its blocks on the diagonal, where half of the work is masked.
+/// Keys that a query attends to, on average; as if rows were one document, since plans know no others.
+double attended_keys(const OpInstance& op) {
+  const double length = number(op.geometry.sequence), window = number(op.attributes.integer_or("window", 0));
+  const double keys = op.attributes.word("mask") == "causal" ? (length + 1) / 2 : length;
+  if (!has_window(op)) return keys;
+  return keys - (length - window) * (length - window + 1) / (2 * length);
+}
+
+/// Queries and keys that attend to each other, over all heads.
+double attention_pairs(const OpInstance& op) {
+  return number(op.geometry.tokens() * op.attributes.integer("heads")) * attended_keys(op);
+}
+
+/// On tensor cores. The longer the ranges of keys, the fewer of their blocks are at the ends, where half of the work is
+/// masked: at one end under a causal mask, at both in a window.
 double attention_seconds(const OpInstance& op, const GpuFacts& gpu) {
   const bool gradient = op.kind == "attention_grad";
-  const std::size_t documents = gradient ? 4 : 1;
+  const bool documents = present(op, gradient ? 4 : 1) && !runs_by_wgmma(op, gpu.cuda);
   const bool causal = op.attributes.word("mask") == "causal", small = op.attributes.integer("head_dim") <= 64;
-  const double length = number(op.geometry.sequence), half = small ? 700 : 500;  // of full speed at this length
-  const double share = (small ? 0.447 : gradient ? 0.45 : 0.52) * (causal ? length / (length + half) : 1);
+  const double keys = attended_keys(op), ends = (causal ? 1 : 0) + (has_window(op) ? 1 : 0);
+  const double masked = ends * (small ? 350 : 250);  // in keys
+  const double share = (small ? 0.447 : gradient ? 0.45 : 0.52) * keys / (keys + masked);
   const double flops = (gradient ? 10 : 4) * attention_pairs(op) * number(op.attributes.integer("head_dim"));
-  return flops / (gpu.reach * share * (present(op, documents) ? kDocuments : 1) * peak(gpu, DType::bf16));
+  return flops / (gpu.reach * share * (documents ? kDocuments : 1) * peak(gpu, DType::bf16));
 }
 
 /// By own kernels a warp has a row of results. For each pair it loads a vector of `parts` registers a lane, twice, and
