@@ -11,11 +11,17 @@ namespace {
 
 constexpr const char *kBegin = "over_norm", *kSquares = "sum_squares", *kProduct = "stacked_matmul", *kIndex = "index";
 
+/// Whether the op takes matrix `index` out of the stack that is input `input`. All others read the whole stack.
+bool takes_one(const Op& op, std::size_t input) {
+  return input == 3 && (op.kind == "muon_apply" || op.kind == "row_factors");
+}
+
 /// Ops of one matrix: its sum of squares, the stack of one, and matmuls of what comes before.
 struct Chain {
   std::vector<std::size_t> ops = {};
   std::vector<ValueId> made = {};
   ValueId matrix = kNoValue;
+  bool alone = false;  ///< an op that is not of the chain reads a whole value of it
 };
 
 class Stacker {
@@ -41,9 +47,12 @@ class Stacker {
     for (std::size_t i = 0; i < from_.ops.size(); ++i) {
       const Op& op = from_.ops[i];
       if (op.kind == kSquares && op.inputs.size() == 1) squares[op.outputs[0]] = i;
-      if (op.kind == kBegin && op.inputs.size() == 2 && squares.contains(op.inputs[0])) {
+      if (op.kind == kBegin && op.inputs.size() == 2) {
+        const auto own = squares.find(op.inputs[0]);
+        if (own == squares.end() || from_.ops[own->second].inputs[0] != op.inputs[1] || chain_of(op.inputs[0]) >= 0)
+          continue;
         chains_.push_back({.matrix = op.inputs[1]});
-        add(chains_.size() - 1, squares.at(op.inputs[0]));
+        add(chains_.size() - 1, own->second);
         add(chains_.size() - 1, i);
       } else if (op.kind == kProduct) {
         const int chain = chain_of(op.inputs[0]);
@@ -52,6 +61,13 @@ class Stacker {
           add(static_cast<std::size_t>(chain), i);
       }
     }
+    for (std::size_t i = 0; i < from_.ops.size(); ++i)
+      for (std::size_t input = 0; input < from_.ops[i].inputs.size(); ++input) {
+        const ValueId id = from_.ops[i].inputs[input];
+        const int chain = id == kNoValue ? -1 : chain_of(id);
+        if (chain >= 0 && chain != chain_of_op_[i] && !takes_one(from_.ops[i], input))
+          chains_[static_cast<std::size_t>(chain)].alone = true;
+      }
   }
 
   int chain_of(ValueId value) const { return chain_of_value_[static_cast<std::size_t>(value)]; }
@@ -90,10 +106,11 @@ class Stacker {
       for (std::size_t op : before_[i])
         if (late[op] || (chain_of_op_[op] >= 0 && chain_of_op_[op] != chain_of_op_[i])) late[i] = true;
     for (std::size_t chain = 0; chain < chains_.size(); ++chain) {
-      const bool alone =
-          std::any_of(chains_[chain].ops.begin(), chains_[chain].ops.end(), [&](std::size_t op) { return late[op]; });
-      auto group = std::find_if(groups.begin(), groups.end(),
-                                [&](const auto& known) { return !alone && equal(known.front(), chain); });
+      Chain& own = chains_[chain];
+      own.alone = own.alone || std::any_of(own.ops.begin(), own.ops.end(), [&](std::size_t op) { return late[op]; });
+      auto group = std::find_if(groups.begin(), groups.end(), [&](const auto& known) {
+        return !own.alone && !chains_[known.front()].alone && equal(known.front(), chain);
+      });
       if (group == groups.end())
         groups.push_back({chain});
       else
@@ -140,8 +157,9 @@ class Stacker {
       return emit_stack(stacks_[stack_of_[static_cast<std::size_t>(chain)]]);
     for (std::size_t op : before_[i]) emit(op);
     Op op = from_.ops[i];
-    for (ValueId& id : op.inputs) {
-      if (id == kNoValue || chain_of(id) < 0) continue;
+    for (std::size_t input = 0; input < op.inputs.size(); ++input) {
+      ValueId& id = op.inputs[input];
+      if (id == kNoValue || chain_of(id) < 0 || !takes_one(op, input)) continue;
       const auto chain = static_cast<std::size_t>(chain_of(id));
       const std::vector<std::size_t>& stack = stacks_[stack_of_[chain]];
       op.attributes.set(kIndex,

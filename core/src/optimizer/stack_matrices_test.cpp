@@ -91,3 +91,39 @@ TEST_CASE("stacks are as large as their memory and even") {
   CHECK(counts == std::vector<std::int64_t>{5, 2, 3, 1});
   CHECK(of_kind(stack_matrices(update_of(ops, 2), 1), "over_norm").size() == 5);
 }
+
+TEST_CASE("a matrix is in no stack whose reader takes none out of it") {
+  const OpSet ops = builtin_ops();
+  Program whole = update_of(ops, 3);
+  // An op reads all of the second matrix of 4 x 8, another the sum of squares of the third.
+  const ValueId orthogonal = of_kind(whole, "muon_apply")[2]->inputs[3];
+  const ValueId square = of_kind(whole, "over_norm")[4]->inputs[0];
+  append_op(whole, ops, DType::f32, {.kind = "sum_squares", .inputs = {orthogonal}}, "size");
+  append_op(whole, ops, DType::f32, {.kind = "sum_squares", .inputs = {square}}, "size");
+  const Program stacked = stack_matrices(whole, kStackBytes);
+  check_program(stacked);
+  std::vector<std::int64_t> counts;
+  for (const Op* op : of_kind(stacked, "over_norm")) counts.push_back(stacked[op->outputs[0]].shape[0].fixed);
+  std::sort(counts.begin(), counts.end());
+  CHECK(counts == std::vector<std::int64_t>{1, 1, 1, 1, 3});
+  for (const Op* op : {&stacked.ops[stacked.ops.size() - 2], &stacked.ops.back()}) {
+    REQUIRE(op->kind == "sum_squares");
+    CHECK(op->attributes.all().empty());
+    CHECK(stacked[op->inputs[0]].shape[0].fixed == 1);
+  }
+  CHECK(stacked.ops[stacked.ops.size() - 2].inputs[0] == orthogonal);
+  CHECK(stacked.ops.back().inputs[0] == square);
+}
+
+TEST_CASE("a matrix over another's norm is in no stack, nor is the other") {
+  const OpSet ops = builtin_ops();
+  Program whole = update_of(ops, 2);
+  std::vector<std::size_t> begins;
+  for (std::size_t i = 0; i < whole.ops.size(); ++i)
+    if (whole.ops[i].kind == "over_norm") begins.push_back(i);
+  whole.ops[begins[2]].inputs[0] = whole.ops[begins[0]].inputs[0];  // both of 4 x 8
+  const Program stacked = stack_matrices(whole, kStackBytes);
+  for (const std::size_t i : {begins[0], begins[2]})
+    CHECK(std::count(stacked.ops.begin(), stacked.ops.end(), whole.ops[i]) == 1);
+  CHECK(of_kind(stacked, "over_norm").size() == 4);  // 8 x 8 is a stack of two
+}
