@@ -104,6 +104,25 @@ int position(const std::vector<int>& list, int name) {
   return it == list.end() ? -1 : static_cast<int>(it - list.begin());
 }
 
+/// The whole's inputs that an output of part `p` may take over where the part may overwrite its `input`: that value, or
+/// where another part makes it, what that one may overwrite for it. Only what no later part reads.
+std::vector<int> overwritten(const FusionPattern& pattern, const std::vector<OpSpec>& parts, std::size_t p, int input) {
+  const std::vector<int>& inputs = pattern.parts[p].inputs;
+  if (static_cast<std::size_t>(input) >= inputs.size()) return {};  // absent
+  const int name = inputs[static_cast<std::size_t>(input)];
+  for (std::size_t later = p + 1; later < pattern.parts.size(); ++later)
+    if (position(pattern.parts[later].inputs, name) >= 0) return {};
+  if (const int outer = position(pattern.inputs, name); outer >= 0) return {outer};
+  std::vector<int> found;
+  for (std::size_t maker = 0; maker < p; ++maker)
+    for (auto [output, taken] : parts[maker].may_overwrite)
+      if (pattern.parts[maker].outputs[static_cast<std::size_t>(output)] == name) {
+        const std::vector<int> more = overwritten(pattern, parts, maker, taken);
+        found.insert(found.end(), more.begin(), more.end());
+      }
+  return found;
+}
+
 /// Work of the matmuls among the parts; operands of the whole are moved once.
 Cost fused_cost(const FusionPattern& pattern, const std::vector<OpSpec>& parts, const OpInstance& op) {
   auto operand = [&](int name) {
@@ -143,19 +162,11 @@ OpSpec fused_spec(const FusionPattern& pattern, const OpSet& ops) {
   // A part that may be launched twice (see OpSpec::recompute) needs what it was made from until the end.
   for (const FusionPattern::Part& part : pattern.parts)
     if (ops.at(part.kind).recompute) return spec;
-  // A part's output may take over an input of the whole only when no later part still reads that input.
-  for (std::size_t p = 0; p < pattern.parts.size(); ++p) {
-    const FusionPattern::Part& part = pattern.parts[p];
-    for (auto [output, input] : ops.at(part.kind).may_overwrite) {
-      int name = part.inputs[static_cast<std::size_t>(input)];
-      int outer = position(pattern.inputs, name);
-      bool read_later = std::any_of(pattern.parts.begin() + static_cast<std::ptrdiff_t>(p) + 1, pattern.parts.end(),
-                                    [&](const auto& later) { return position(later.inputs, name) >= 0; });
-      if (outer >= 0 && !read_later)
-        spec.may_overwrite.emplace_back(position(pattern.outputs, part.outputs[static_cast<std::size_t>(output)]),
-                                        outer);
-    }
-  }
+  for (std::size_t p = 0; p < pattern.parts.size(); ++p)
+    for (auto [output, input] : parts[p].may_overwrite)
+      for (int outer : overwritten(pattern, parts, p, input))
+        spec.may_overwrite.emplace_back(
+            position(pattern.outputs, pattern.parts[p].outputs[static_cast<std::size_t>(output)]), outer);
   return spec;
 }
 

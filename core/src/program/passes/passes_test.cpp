@@ -420,6 +420,23 @@ TEST_CASE("observed, a program runs the same ops and those that observe, and uno
   }
 }
 
+TEST_CASE("a fused op works in the memory that its parts did, also through a value between them") {
+  const OpSet ops = builtin_ops();
+  using Pairs = std::vector<std::pair<int, int>>;
+  auto overwrites = [&](const char* pattern) {
+    Pairs pairs = fused_spec(parse_fusion({"fused", pattern}, ops), ops).may_overwrite;
+    std::sort(pairs.begin(), pairs.end());
+    return pairs;
+  };
+  CHECK(overwrites("d = rope_grad(dy, p); dx, dq, dk = head_norm_grad(d, x, qw, kw, r)") == Pairs{{0, 0}, {1, 0}});
+  CHECK(overwrites("d, dw = rms_norm_grad(dy, x, w, r); g = add(d, e)") == Pairs{{0, 0}, {2, 0}, {2, 4}});
+  CHECK(overwrites("s = add(a, b); y, r = rms_norm(s, w)") == Pairs{{0, 0}, {0, 1}, {1, 0}, {1, 1}});
+  // Not where the value between, or what it was made of, is read later.
+  CHECK(overwrites("s = scale(x); y = scale(s); z = add(s, y)") == Pairs{{0, 0}, {2, 0}});
+  CHECK(overwrites("s = scale(x); y = scale(s); z = add(x, y)") == Pairs{{2, 0}});
+  CHECK(overwrites("s = swiglu(x); y = scale(s)").empty());
+}
+
 TEST_CASE("a pattern that cannot be read is refused with what was expected") {
   OpSet ops = builtin_ops();
   CHECK_THROWS_WITH_AS(parse_fusion({"bad", "y = add(a, b"}, ops), doctest::Contains("`)`"), Error);

@@ -55,11 +55,14 @@ TEST_CASE("norms fused with the add beside them give the same bits") {
             gpu, {a.view(), b.view(), weight.view(), rstd.view(), e.view()});
         for (std::size_t i : {0, 1}) CHECK(difference(fused[i], plain[i]) == "");
         CHECK(difference(fused[2], both) == "");
+        fused = Run{"rms_norm_grad_add", {}, {operand(t, size, false), sum, stream}, {}, {{2, 0}}, shift}(
+            gpu, {a.view(), b.view(), weight.view(), rstd.view(), e.view()});
+        CHECK(difference(fused[2], both) == "");
 
         plain = Run{"layer_norm_grad", {}, {stream, sum, sum}}(
             gpu, {a.view(), b.view(), weight.view(), mean.view(), rstd.view()});
         both = std::move(Run{"add", {}, {stream}}(gpu, {plain[0].view(), e.view()})[0]);
-        fused = Run{"layer_norm_grad_add", {}, {operand(t, size, false), sum, sum, stream}, {}, {}, shift}(
+        fused = Run{"layer_norm_grad_add", {}, {operand(t, size, false), sum, sum, stream}, {}, {{3, 0}}, shift}(
             gpu, {a.view(), b.view(), weight.view(), mean.view(), rstd.view(), e.view()});
         for (std::size_t i : {1, 2}) CHECK(difference(fused[i], plain[i]) == "");
         CHECK(difference(fused[3], both) == "");
@@ -164,6 +167,9 @@ TEST_CASE("head_norm_rope and rope_grad_head_norm_grad give the bits of their pa
         Tensors all = fused(*pair.gpu, {qkv.view(), query.view(), key.view(), positions.view()});
         for (std::size_t i : {0, 1}) CHECK(difference(all[i], normed[i]) == "");
         CHECK(difference(all[2], rotated[0]) == "");
+        Run over{"head_norm_rope", attributes, {operand(t, size, false), stats, packed}, geometry, {{2, 0}}, shift};
+        CHECK(difference(over(*pair.gpu, {qkv.view(), query.view(), key.view(), positions.view()})[2], rotated[0]) ==
+              "");
 
         PoisonedTensor dy = normal(t, size, 5);
         Tensors turned = Run{"rope_grad", attributes, {packed}, geometry}(*pair.gpu, {dy.view(), positions.view()});
