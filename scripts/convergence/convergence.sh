@@ -3,8 +3,8 @@
 # `quern ab`, tabulates the differences in final validation loss, and plots. Prepares the data first, unless it is
 # there. A call that was stopped goes on where it was.
 #
-#   scripts/convergence/convergence.sh [--gradients | --optimizers | --low-bit | --tune] [--short] [--config FILE] [--rates FILE]
-#                                      [--out DIR] [--repeat N] [--jobs N] [more arguments for quern ab]
+#   scripts/convergence/convergence.sh [--gradients | --optimizers | --low-bit | --tune | --all] [--short] [--config FILE]
+#                                      [--rates FILE] [--out DIR] [--repeat N] [--jobs N] [more arguments for quern ab]
 #
 # Without an experiment it compares recipes of 8-bit matmuls.
 # --gradients compares not recipes but the formats in which gradients add up, over 16 micro-batches a step: bf16 beside
@@ -12,10 +12,13 @@
 # --optimizers compares optimizers and formats of AdamW's moments with AdamW in fp32, under matmuls in bf16 or, with
 # `--set precision.id=e4m3`, in e4m3.
 # --low-bit compares weights in int8 (with masters and without), int4 and ternary (BitNet b1.58) with bf16.
-# --tune trains each optimizer at five learning rates, one seed each, and writes the best of each to the file that the
-# others read: --rates FILE, else scripts/convergence/rates. A rate at which a run diverges is passed over.
+# --tune trains each optimizer at five learning rates, one seed each, and at up to four more beyond the best if that is
+# the lowest or the highest (tune.py). It writes the best of each to the file that the others read: --rates FILE, else
+# scripts/convergence/rates. A rate at which a run diverges is passed over; any other failure ends it.
+# --all: --tune, then --optimizers, --low-bit and --optimizers under e4m3, each in a folder of --out.
 # --short: a Llama of 91M parameters on the text of the demo, 150 steps.
-# --config FILE: another config, whose data are there. --jobs N runs so many seeds at a time, on as many GPUs as there are.
+# --config FILE: another config, whose data are there. --jobs N runs so many seeds, or optimizers of --tune, at a time, on as
+# many GPUs as there are.
 #
 # Exit code 1: with --optimizers and --low-bit an arm is outside its band of scripts/convergence/bands.toml
 # or of --bands FILE. Else: the second
@@ -37,6 +40,7 @@ config=configs/convergence.toml
 rates=scripts/convergence/rates
 short=()
 judged=()
+every=56
 bands=scripts/convergence/bands.toml
 warmup=200
 declare -A arms=(
@@ -60,13 +64,13 @@ declare -A settings=([recipes]="" [gradients]="train.micro_batch=4 train.accumul
 declare -A optimizer=([adamw]="" [lion]="optimizer.id=lion,optimizer.lion.weight_decay=0.5," [muon]="optimizer.id=muon,"
   [normuon]="optimizer.id=muon,optimizer.muon.normalize=rows,"
   [schedule_free]="optimizer.id=schedule_free,schedule.id=constant,schedule.constant.warmup=WARMUP,")
-declare -A tried=([adamw]="5e-4 1e-3 1.5e-3 3e-3 6e-3" [lion]="5e-5 1e-4 2e-4 4e-4 8e-4" [muon]="5e-4 1e-3 2e-3 4e-3 8e-3"
-  [schedule_free]="1e-3 2e-3 4e-3 8e-3 1.6e-2")
+declare -A tried=([adamw]="5e-4 1e-3 1.5e-3 3e-3 6e-3" [lion]="5e-5 1e-4 2e-4 4e-4 8e-4" [muon]="2e-3 4e-3 8e-3 1.6e-2 3.2e-2"
+  [schedule_free]="5e-4 1e-3 2e-3 4e-3 8e-3")
 rest=()
 while [[ $# -gt 0 ]]; do
   case $1 in
     --gradients) experiment=gradients && shift ;;
-    --optimizers | --low-bit | --tune) experiment=${1#--} && shift ;;
+    --optimizers | --low-bit | --tune | --all) experiment=${1#--} && shift ;;
     --short) short=(1) && shift ;;
     --config) config=${2:?--config needs a file} && shift 2 ;;
     --bands) bands=${2:?--bands needs a file} && shift 2 ;;
@@ -78,6 +82,16 @@ while [[ $# -gt 0 ]]; do
   esac
 done
 [[ $out ]] || { [[ $experiment == recipes ]] && out=runs/convergence || out=runs/convergence-$experiment; }
+if [[ $experiment == all ]]; then
+  same=(--config "$config" --bands "$bands" --rates "$rates" --repeat "$repeat" --jobs "$jobs" ${short[@]+--short}
+    ${rest[@]+"${rest[@]}"})
+  code=0
+  "$0" --tune --out "$out/tune" "${same[@]}"
+  "$0" --optimizers --out "$out/optimizers" "${same[@]}" || code=$?
+  "$0" --low-bit --out "$out/low-bit" "${same[@]}" || code=$?
+  "$0" --optimizers --out "$out/e4m3" "${same[@]}" --set precision.id=e4m3 || code=$?
+  exit $code
+fi
 if [[ ${#short[@]} -gt 0 ]]; then
   data=data/austen
   short=(data.tokens.train=$data/train.tok data.tokens.validation=$data/val.tok checkpoint.tokenizer=$data
@@ -85,6 +99,7 @@ if [[ ${#short[@]} -gt 0 ]]; then
     model.llama.num_hidden_layers=12 model.llama.num_attention_heads=12 model.llama.num_key_value_heads=12
     train.micro_batch=16 train.steps=150 schedule.cosine.warmup=30)
   warmup=30
+  every=10
 fi
 optimizer[schedule_free]=${optimizer[schedule_free]/WARMUP/$warmup}
 
@@ -107,10 +122,8 @@ rate_of() { # optimizer
 }
 case $experiment in
   tune)
-    for id in adamw lion muon schedule_free; do
-      for rate in ${tried[$id]}; do arms[tune]+=" ${optimizer[$id]}optimizer.learning_rate=$rate"; done
-    done
-    repeat=1
+    tuned=()
+    for id in adamw lion muon schedule_free; do tuned+=(--optimizer "$id ${optimizer[$id]:--} ${tried[$id]}"); done
     ;;
   optimizers)
     adamw=$(rate_of adamw)
@@ -132,13 +145,18 @@ case $experiment in
     settings[low-bit]="optimizer.master=fp32"
     ;;
 esac
-[[ $experiment == optimizers || $experiment == low-bit ]] && judged=(--bands "$bands")
-[[ $experiment == tune ]] && judged=(--best "$rates")
+if [[ $experiment == optimizers || $experiment == low-bit ]]; then
+  judged=(--bands "$bands" --rates "$rates")
+  settings[$experiment]+=" train.eval_every=$every"
+fi
 
 compare=("$quern" ab "$config")
-for arm in ${arms[$experiment]}; do compare+=(--arm "$arm"); done
+for arm in ${arms[$experiment]-}; do compare+=(--arm "$arm"); done
 for setting in ${settings[$experiment]} ${short[@]+"${short[@]}"}; do compare+=(--set "$setting"); done
 compare+=(${rest[@]+"${rest[@]}"})
+if [[ $experiment == tune ]]; then
+  exec $python scripts/convergence/tune.py "${tuned[@]}" --best "$rates" --out "$out" --jobs "$jobs" -- "${compare[@]}" --set train.seed=1
+fi
 
 # Seeds at the same time are comparisons of their own, with a cache of timed matmuls each; their runs then become
 # one comparison's, which trains the failed ones once more.
@@ -162,9 +180,7 @@ if [[ $jobs -gt 1 && ! -d $out ]]; then
 fi
 
 code=0
-"${compare[@]}" --set train.seed=1 --repeat "$repeat" --out "$out" || code=$?
-[[ $code -eq 0 || $experiment == tune && $code -eq 5 ]] || exit $code  # 5: a rate diverged
-code=0
+"${compare[@]}" --set train.seed=1 --repeat "$repeat" --out "$out"
 $python scripts/convergence/convergence_table.py "$out" ${judged[@]+"${judged[@]}"} || code=$?
 $python -m quern plot ab "$out"
 exit $code

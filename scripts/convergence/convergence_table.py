@@ -7,12 +7,14 @@ The second arm is held to the project's bound: a mean paired difference under 0.
 deviation over seeds, in size. With --bands FILE each arm is held to its own band instead: the difference in percent, from
 and to, of the last line whose pattern the arm's name matches. Exit code 1 says that an arm is outside, or has no band.
 
---best FILE writes the learning rates with the lowest losses, one of each optimizer, of the arms that ended well.
+Where runs were evaluated on their way, the table has the steps after which the validation loss is first as low as the first
+arm's at two thirds of its steps, between evaluations by a straight line: mean and deviation over the seeds.
+
+--rates FILE, what tune.py wrote: rates that are the lowest or the highest that was tried are named below the table.
 """
 
 import fnmatch
-import math
-import re
+import statistics
 import sys
 import tomllib
 from pathlib import Path
@@ -24,9 +26,12 @@ from quern.base.fault import Fault, printable
 from quern.base.files import write_file
 from quern.base.json_shape import COUNT, NUMBER, TEXT
 from quern.runs.ab_report import read_report
+from quern.runs.run_log import read_run
 
 FIGURES = ("mean", "deviation", "difference", "difference_deviation")
-ARM = {"name": TEXT, "good_runs": COUNT, "validation_loss": dict.fromkeys(FIGURES, NUMBER)}
+ARM = {
+    "name": TEXT, "good_runs": COUNT, "validation_loss": dict.fromkeys(FIGURES, NUMBER), "runs?": [{"directory": TEXT}],
+}
 LARGEST_PERCENT, LARGEST_DEVIATIONS = 0.5, 2.0
 COLUMNS = ("arm", "runs", "validation loss", "difference", "percent", "in seed deviations")
 
@@ -87,25 +92,48 @@ def outside(arms, bands):
     return lines
 
 
-def best_rates(arms):
-    """Of each optimizer the learning rate of its arm with the lowest loss, and notes on those at an end of the tried rates."""
-    tried = {}
-    for arm in arms:
-        values = dict(part.strip().split("=", 1) for part in arm["name"].split(",") if "=" in part)
-        rate = values.get("optimizer.learning_rate")
-        if rate is None or not re.fullmatch(r"[0-9.e+-]+", rate):
-            raise Fault("arm", arm["name"], "no optimizer.learning_rate", "one for each arm")
-        loss = arm["validation_loss"]["mean"] if arm["good_runs"] else None
-        tried.setdefault(values.get("optimizer.id", "adamw"), {})[rate] = math.inf if loss is None else loss
-    best, notes = {}, []
-    for optimizer, losses in tried.items():
-        best[optimizer] = rate = min(losses, key=losses.get)
-        if losses[rate] == math.inf:
-            raise Fault("arms", optimizer, "no run that ended well", advice="try lower rates")
-        for end, name in ((min, "lowest"), (max, "highest")):
-            if len(losses) > 1 and rate == end(losses, key=float):
-                notes.append(f"{optimizer}: {rate} is the {name} rate that was tried")
-    return best, notes
+def curves(arm):
+    """Steps and validation losses of each run; empty where a log is gone, or has no more than the last evaluation."""
+    folders = [Path(run["directory"]) for run in arm.get("runs", ())]
+    if not all((folder / "log.jsonl").exists() for folder in folders):
+        return []
+    found = [read_run(folder).series("eval", "step", "loss") for folder in folders]
+    return found if all(len(steps) > 1 for steps, _ in found) else []
+
+
+def steps_to(loss, steps, losses):
+    """The steps after which the curve is first as low as `loss`; None if never."""
+    for i, value in enumerate(losses):
+        if value <= loss:
+            if i == 0:
+                return float(steps[0])
+            share = (losses[i - 1] - loss) / (losses[i - 1] - value)
+            return steps[i - 1] + share * (steps[i] - steps[i - 1])
+    return None
+
+
+def fixed_loss(first):
+    """The mean of the first arm's runs at two thirds of its steps; None without evaluations there."""
+    found = curves(first)
+    if not found or any(steps != found[0][0] for steps, _ in found):
+        return None
+    steps = found[0][0]
+    at = max((i for i, step in enumerate(steps) if 3 * step <= 2 * steps[-1]), default=0)
+    return statistics.mean(losses[at] for _, losses in found)
+
+
+def steps_cell(arm, loss):
+    counts = [steps_to(loss, *curve) for curve in curves(arm)]
+    reached = [count for count in counts if count is not None]
+    if not counts or len(reached) < len(counts):
+        return f"{len(reached)} runs of {len(counts)}" if reached else "not reached"
+    return f"{statistics.mean(reached):.0f} ± {statistics.stdev(reached):.0f}"
+
+
+def rates_at_an_end(path):
+    """A line for each optimizer whose rate is the lowest or highest that was tried."""
+    lines = [line.split() for line in path.read_text(encoding="utf-8").splitlines()]
+    return [f"- {words[0]}: {words[1]} is the {words[2]} rate that was tried" for words in lines if len(words) > 2]
 
 
 def cell(text):
@@ -115,7 +143,9 @@ def cell(text):
 
 def table(report, arms, verdicts):
     first = arms[0]
-    rows = [COLUMNS, ["---"] + ["---:"] * (len(COLUMNS) - 1)]
+    loss_of_steps = fixed_loss(first)
+    columns = COLUMNS if loss_of_steps is None else (*COLUMNS, f"steps to {loss_of_steps:.3f}")
+    rows = [columns, ["---"] + ["---:"] * (len(columns) - 1)]
     for arm in arms:
         loss = arm["validation_loss"]
         name = cell(arm["name"])
@@ -125,6 +155,8 @@ def table(report, arms, verdicts):
         else:
             row.append(f"{loss['difference']:+.5f} ± {loss['difference_deviation']:.5f}")
             row += [f"{percent(arm, first):+.3f}%", f"{deviations(arm, first):+.2f}"]
+        if loss_of_steps is not None:
+            row.append(steps_cell(arm, loss_of_steps))
         rows.append(row)
     lines = ["| " + " | ".join(row) + " |" for row in rows]
     lines += [
@@ -144,14 +176,8 @@ def main(arguments):
     parser = parser_for(None, __doc__)
     parser.add_argument("comparison", type=path_argument, metavar="DIR", help="what `quern ab` wrote: its --out")
     parser.add_argument("--bands", type=path_argument, metavar="FILE", help="bands of arms, TOML")
-    parser.add_argument("--best", type=path_argument, metavar="FILE", help="write the best learning rates")
+    parser.add_argument("--rates", type=path_argument, metavar="FILE", help="learning rates that tune.py found")
     options = parser.parse_args(arguments)
-    if options.best:
-        rates, notes = best_rates(read_report(options.comparison, ARM)["arms"])
-        text = "".join(f"{optimizer} {rate}\n" for optimizer, rate in rates.items())
-        write_file(options.best, text.encode())
-        print(text + "".join(f"{note}\n" for note in notes), end="")
-        return 0
     out = options.comparison / "convergence.md"
     report, arms = read_arms(options.comparison)
     if options.bands:
@@ -164,6 +190,8 @@ def main(arguments):
             f"`{cell(arms[1]['name'])}` is {'NOT ' if failed else ''}within {LARGEST_PERCENT}% and "
             f"{LARGEST_DEVIATIONS:g} seed deviations of `{cell(arms[0]['name'])}`."
         ]
+    if options.rates:
+        verdicts += rates_at_an_end(options.rates)
     text = table(report, arms, verdicts)
     write_file(out, text.encode())
     print(f"{text}\n{out}")

@@ -65,20 +65,36 @@ class ConvergenceTableTest(FolderTestCase):
         code, text = self.judge('"lion" = [0, 1]\n', BASE, arm("muon", 4.0, 0.005, 0.0, 0.001))
         self.assertEqual((code, "`muon` has no band" in text), (1, True), text)
 
-    def test_the_best_rate_of_each_optimizer(self):
-        rate = "optimizer.learning_rate="
-        arms = [arm(rate + "1e-3", 4.0, None, None, None, 1), arm(rate + "2e-3", 3.9, None, None, None, 1),
-                arm(rate + "4e-3", 4.2, None, None, None, 1),
-                arm(f"optimizer.id=lion, {rate}1e-4", 3.8, None, None, None, 1),
-                arm(f"optimizer.id=lion, {rate}8e-4", None, None, None, None, 0)]
-        report = {"config": "base.toml", "quern": "1", "repeats": 1, "arms": arms}
+    def arm_of_runs(self, name, *curves):
+        """An arm whose runs were evaluated every 10 steps."""
+        runs = []
+        for seed, losses in enumerate(curves):
+            folder = self.folder / name / f"seed-{seed}"
+            folder.mkdir(parents=True)
+            lines = [json.dumps({"event": "eval", "step": 10 * i, "loss": loss}) for i, loss in enumerate(losses, 1)]
+            (folder / "log.jsonl").write_text("".join(f"{line}\n" for line in lines))
+            runs.append({"directory": str(folder)})
+        return {**arm(name, curves[0][-1], 0.1, curves[0][-1] - 3.0, 0.1), "runs": runs}
+
+    def test_steps_to_a_fixed_loss(self):
+        first = self.arm_of_runs("first", [6.0, 4.0, 3.0], [6.2, 4.2, 3.0], [5.8, 3.8, 3.0])  # 4.0 at two thirds
+        fast = self.arm_of_runs("fast", [4.0, 3.5, 3.0], [5.0, 3.0, 3.0], [5.0, 3.0, 3.0])
+        half = self.arm_of_runs("half", [6.0, 5.0, 3.0], [6.0, 5.0, 4.1], [6.0, 5.0, 3.0])
+        never = self.arm_of_runs("never", *[[6.0, 5.0, 4.5]] * 3)
+        text = self.tabulate(first, fast, half, never)[1]
+        self.assertIn("| in seed deviations | steps to 4.000 |", text)
+        for name, cell in (("first", "20 ± 1"), ("fast", "13 ± 3"), ("half", "2 runs of 3"), ("never", "not reached")):
+            self.assertRegex(text, f"`{name}` .*\\| {cell} \\|")
+        self.assertNotIn("steps to", self.tabulate(first | {"runs": []}, fast)[1])
+
+    def test_rates_at_an_end_of_those_tried_are_named(self):
+        (self.folder / "rates").write_text("adamw 1e-3\nmuon 8e-3 highest\n")
+        report = {"config": "base.toml", "quern": "1", "repeats": 3, "arms": [BASE, arm("e4m3", 4.0, 0.005, 0.0, 0.001)]}
         (self.folder / "report.json").write_text(json.dumps(report))
-        out, best = io.StringIO(), ["--best", str(self.folder / "rates")]
-        with contextlib.redirect_stdout(out):
-            self.assertEqual(convergence_table.main([str(self.folder), *best]), 0)
-        self.assertIn("lion: 1e-4 is the lowest rate that was tried\n", out.getvalue())
-        self.assertNotIn("adamw:", out.getvalue())
-        self.assertEqual((self.folder / "rates").read_text(encoding="utf-8"), "adamw 2e-3\nlion 1e-4\n")
+        with contextlib.redirect_stdout(io.StringIO()) as out:
+            self.assertEqual(convergence_table.main([str(self.folder), "--rates", str(self.folder / "rates")]), 0)
+        self.assertIn("- muon: 8e-3 is the highest rate that was tried\n", out.getvalue())
+        self.assertNotIn("adamw", out.getvalue())
 
     def test_what_cannot_be_judged_is_refused(self):
         good = arm("e4m3", 4.0, 0.005, 0.0, 0.0)
