@@ -102,8 +102,11 @@ TEST_CASE("bench products times the matmuls of a model and of given sizes, besid
              "--beside", "device.cpu.threads=1", "--json", files.at("out.json")});
   CAPTURE(outcome.err);
   REQUIRE(outcome.code == 0);
-  for (const char* part : {"TFLOP/s", "ratio", "128x128  NT", "squares  TT", "not measured: e4m3 128x128 NN",
-                           "not measured: int4", "TFLOP/s, and of rated"})
+  for (const char* part :
+       {"TFLOP/s", "ratio", "128x128  NT", "squares  TT", "not measured: e4m3 128x128 NN", "not measured: int4",
+        "TFLOP/s, and of rated",
+        "\n| format | scales  | layout |             64 |     128x32x256 |\n| ------ | ------- | ------ |",
+        "\n| e4m3   | squares | TT     | "})
     CHECK(has(outcome.out, part));
   const auto json = nlohmann::json::parse(read_text(files.at("out.json")));
   CHECK(json.at("beside") == "device.cpu.threads=1");

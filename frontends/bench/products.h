@@ -53,8 +53,8 @@ ProductsBenchResult run_products_bench(Device& device, const ProductsBenchOption
 std::string products_table_head(const DeviceTraits& device, bool beside);
 std::string products_table_line(const ProductTime& time, const DeviceTraits& device);
 std::string products_table_end(const ProductsBenchResult& result);
-/// Of several sizes: a row for each format, scales and layout, a column for each size, TFLOP/s and the share of the
-/// rated peak. Empty for one size.
+/// Of several sizes, in Markdown: a row for each format, scales and layout, a column for each size, TFLOP/s and the
+/// share of the rated peak. Empty for one size.
 std::string products_by_size(const ProductsBenchResult& result, const DeviceTraits& device);
 /// `beside`: the setting of the other device.
 std::string products_bench_json(const ProductsBenchResult& result, const DeviceTraits& device,

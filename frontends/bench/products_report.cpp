@@ -53,22 +53,26 @@ std::string products_by_size(const ProductsBenchResult& result, const DeviceTrai
   for (const ProductTime& time : result.times) {
     const ProductForm& form = time.form;
     const ProductSize size{form.m, form.n, form.k};
-    const std::string row = fmt::format("{:<8}{:<9}{:<8}", name_of(form.format), name_of(form.scales), layout_of(form));
+    const std::string row =
+        fmt::format("| {:<6} | {:<7} | {:<6} |", name_of(form.format), name_of(form.scales), layout_of(form));
     const double rate = form.flops() / time.seconds, rated = matmul_rate(device, form.format);
-    const std::string share = rated > 0 ? fmt::format(" {:5.1f}%", 100 * rate / rated) : "";
+    const std::string share = rated > 0 ? fmt::format(", {:.1f}%", 100 * rate / rated) : "";
     note(sizes, size);
     note(rows, row);
     cells[{row, size}] = fmt::format("{:.4g}", rate / 1e12) + share;
   }
   if (sizes.size() < 2) return "";
-  std::string text = fmt::format("\nTFLOP/s, and of rated\n{:<25}", "");
+  std::string text = "\nTFLOP/s, and of rated\n\n| format | scales  | layout |",
+              rule = "\n| ------ | ------- | ------ |";
   for (const ProductSize& size : sizes) {
     const bool cube = size.m == size.n && size.n == size.k;
-    text += fmt::format("{:>18}", cube ? std::to_string(size.m) : fmt::format("{}x{}x{}", size.m, size.n, size.k));
+    text += fmt::format(" {:>14} |", cube ? std::to_string(size.m) : fmt::format("{}x{}x{}", size.m, size.n, size.k));
+    rule += fmt::format(" {:->14} |", ":");
   }
+  text += rule;
   for (const std::string& row : rows) {
     text += "\n" + row;
-    for (const ProductSize& size : sizes) text += fmt::format("{:>18}", cells[{row, size}]);
+    for (const ProductSize& size : sizes) text += fmt::format(" {:>14} |", cells[{row, size}]);
   }
   return text + "\n";
 }

@@ -36,19 +36,31 @@ double of_blocks(const std::string& plan, const std::string& row) {
 TEST_CASE("bytes a parameter of the layers are what the recipes' table says") {
   struct Row {
     Overrides settings;
-    double bytes;
+    double wide, narrow;  ///< masters and gradients in fp32, in bf16; 0: refused
   };
-  const Overrides low{"precision.id=low_bit"}, narrow{"optimizer.master=bf16", "optimizer.gradient=bf16"};
-  for (const Row& row : {Row{{"optimizer.adamw.moments=fp32"}, 18.00}, Row{{"optimizer.adamw.moments=int8"}, 12.06},
-                         Row{{"optimizer.id=muon"}, 14.00}, Row{{"optimizer.id=schedule_free"}, 22.00},
-                         Row{with(narrow, {"optimizer.adamw.moments=int8"}), 6.06},
-                         Row{with(low, {"optimizer.adamw.moments=int8"}), 11.07},
-                         Row{with(low, {"optimizer.master=none", "optimizer.adamw.moments=int8"}), 7.07}}) {
-    CAPTURE(row.settings);
-    const Overrides plain{"device.id=cpu",         "train.micro_batch=1",     "train.sequence=64",
-                          "optimizer.master=fp32", "optimizer.gradient=fp32", "precision.id=bf16"};
-    CHECK(of_blocks(plan_of("0.5b.toml", with(plain, row.settings)), "bytes a parameter") == row.bytes);
-  }
+  const Overrides low{"precision.id=low_bit", "optimizer.adamw.moments=int8"};
+  const Overrides e4m3{"precision.id=e4m3", "optimizer.adamw.moments=int8"};
+  const Overrides none = with(low, {"optimizer.master=none"});
+  for (const Row& row :
+       {Row{{"optimizer.adamw.moments=fp32"}, 18.00, 12.00}, Row{{"optimizer.adamw.moments=bf16"}, 14.00, 8.00},
+        Row{{"optimizer.adamw.moments=int8", "optimizer.adamw.block=128"}, 12.06, 6.06},
+        Row{{"optimizer.adamw.moments=e4m3", "optimizer.adamw.block=256"}, 12.04, 6.04},
+        Row{{"optimizer.id=lion"}, 14.00, 8.00}, Row{{"optimizer.id=sgd", "optimizer.sgd.moments=bf16"}, 12.00, 6.00},
+        Row{{"optimizer.id=muon"}, 14.00, 8.00}, Row{{"optimizer.id=muon", "optimizer.muon.moments=bf16"}, 12.00, 6.00},
+        Row{{"optimizer.id=schedule_free"}, 22.00, 0},
+        Row{with(e4m3, {"precision.e4m3.transposed_weights=made"}), 11.06, 7.06},
+        Row{with(e4m3, {"precision.e4m3.transposed_weights=kept"}), 12.06, 8.06}, Row{low, 11.07, 7.07},
+        Row{none, 7.07, 5.07}, Row{with(low, {"precision.low_bit.weights=int4"}), 10.69, 6.69},
+        Row{with(low, {"precision.low_bit.weights=ternary", "precision.low_bit.activations=int8"}), 10.32, 6.32}})
+    for (const std::string format : {"fp32", "bf16"}) {
+      const double bytes = format == "fp32" ? row.wide : row.narrow;
+      if (bytes == 0) continue;
+      CAPTURE(row.settings);
+      CAPTURE(format);
+      const Overrides plain{"device.id=cpu",     "train.micro_batch=1",        "train.sequence=64",
+                            "precision.id=bf16", "optimizer.master=" + format, "optimizer.gradient=" + format};
+      CHECK(of_blocks(plan_of("0.5b.toml", with(plain, row.settings)), "bytes a parameter") == bytes);
+    }
 }
 
 TEST_CASE("moments in 8 bits fit 7B in 16 GiB and 48 GB, and 14B in 24 GiB and 115 GB") {

@@ -1,9 +1,13 @@
 // Every op kind of the CUDA device against the CPU device, at odd sizes, in fp32 and bf16, adding and overwriting. The
 // cases are those that any device must pass, and larger ones.
+#include <algorithm>
+#include <cmath>
+
 #include "quern/testkit/op_cases.h"
 #include "quern/testkit/stochastic_rounding.h"
 #include "quern/testkit/tensor_sums.h"
 #include "tests/device_pair.h"
+#include "tests/gpu_run.h"
 
 using namespace quern;
 using namespace quern::cuda;
@@ -60,6 +64,46 @@ TEST_CASE("adamw with moments in 8 bits") { testkit::adamw_8bit_cases(open_pair(
 TEST_CASE("sgd and lion") { testkit::optimizer_cases(open_pair()); }
 
 TEST_CASE("matmuls of stacks") { testkit::stacked_matmul_cases(open_pair()); }
+
+// Not to the bit: cuBLASLt may choose another algorithm for another number of matrices (docs/optimizers.md).
+TEST_CASE("a matrix's matmul is the same within a rounding in stacks of 7, 3 and 1, and no matter which it is") {
+  DevicePair pair = open_pair();
+  if (!pair.open) return;
+  for (DType dtype : {DType::f32, DType::bf16})
+    for (const Extents& size : {Extents{32, 96}, {128, 896}, {33, 70}}) {
+      const std::int64_t m = size[0], k = size[1];
+      testkit::PoisonedTensor x = testkit::normal(dtype, {7, m, k}, 1), c = testkit::normal(dtype, {7, m, m}, 2);
+      auto some = [&](const View& all, std::int64_t first, std::int64_t count) {
+        View part{static_cast<char*>(all.data) + first * all.bytes() / 7, dtype, all.extents};
+        part.extents[0] = count;
+        return part;
+      };
+      auto product = [&](std::int64_t first, std::int64_t count) {
+        const Run run{
+            "stacked_matmul",
+            {{"transpose_a", std::int64_t{0}}, {"transpose_b", std::int64_t{1}}, {"alpha", 2.0315}, {"beta", -4.775}},
+            {{dtype, {count, m, m}, true}}};
+        const View a = some(x.view(), first, count);
+        return run(*pair.gpu, {a, a, some(c.view(), first, count)})[0].floats();
+      };
+      const std::vector<float> want = product(0, 7);
+      const double step = dtype == DType::bf16 ? 1.0 / 128 : 1e-5;  // one of bf16; in fp32 the order of sums
+      for (const std::int64_t count : {3, 1})
+        for (std::int64_t first = 0; first + count <= 7; first += count) {
+          CAPTURE(to_string(Extents{count, m, k}));
+          CAPTURE(first);
+          const std::vector<float> got = product(first, count);
+          std::size_t wrong = 0;
+          for (std::size_t i = 0; i < got.size(); ++i) {
+            const double other = want[static_cast<std::size_t>(first * m * m) + i];
+            if (!(std::abs(got[i] - other) <= step * std::max(std::abs(other), std::sqrt(static_cast<double>(k)))))
+              ++wrong;
+          }
+          CHECK(wrong == 0);
+        }
+    }
+}
+
 TEST_CASE("muon's ops beside matmuls") { testkit::muon_cases(open_pair()); }
 
 TEST_CASE("every rounding of an update has a draw of its own") {
