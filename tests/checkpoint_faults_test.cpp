@@ -70,7 +70,7 @@ TEST_CASE("a disk that fills up ends the run with what was saved before it, and 
                             "cp -a " + run + "/. " + copy),
                 4,
                 {run + "/checkpoints/step-00000003/tensors.safetensors: cannot be written", "No space left on device",
-                 "free disk space"});
+                 "free disk space", "; step 2 is saved, and the same command continues from there"});
     CHECK(newest_step(copy) == 2);
     CHECK(find_newest(copy).skipped.empty());
     all.push_back(files.run("copy"));
@@ -83,9 +83,16 @@ TEST_CASE("a limit on file sizes is an error, not the end by a signal") {
   for (const char* background : kBackground) {
     TinyFiles files;
     check_fails(shell_train(files, {background, "checkpoint.every=1", log_outside(files)}, "", "ulimit -f 64"), 4,
-                {"tensors.safetensors: cannot be written", "File too large", "ulimit -f"});
+                {"tensors.safetensors: cannot be written", "File too large", "ulimit -f",
+                 "; no step is saved in " + files.at("run") + ", and the same command starts again"});
     CHECK(newest_step(files.at("run")) == -1);
     CHECK(fs::is_empty(files.at("run") + "/checkpoints"));
+    CHECK(quern_train(files, {"train.steps=2"}).code == 0);
+    check_fails(shell_train(files, {background, "checkpoint.every=1", log_outside(files)}, "", "ulimit -f 64"), 4,
+                {"step-00000003/tensors.safetensors: cannot be written", "ulimit -f",
+                 "; step 2 is saved, and the same command continues from there"});
+    CHECK(find_newest(files.at("run")).skipped.empty());
+    CHECK(newest_step(files.at("run")) == 2);
   }
 }
 

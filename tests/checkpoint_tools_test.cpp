@@ -89,10 +89,44 @@ TEST_CASE("every fault of a checkpoint is an error of its file, and only --verif
   CHECK(fault(flip).code == 0);
   check_fails(fault(flip, {"--verify"}), 3, {file + ": checksum: found "});
   fs::create_directories(files.at("begun"));
-  for (const char* name : {"none", "begun"})
-    check_fails(quern_run({"checkpoint", "info", files.at(name)}), 3,
-                {files.at(name) + ": no checkpoint there; train first"});
+  check_fails(
+      quern_run({"checkpoint", "info", files.at("none")}), 3,
+      {files.at("none") + ": no checkpoint there, for there is no such directory; train first, or correct the path"});
+  check_fails(quern_run({"checkpoint", "info", files.at("begun")}), 3,
+              {files.at("begun") + ": no checkpoint there; train first"});
   check_fails(quern_run({"checkpoint", "info"}), 2, {"missing DIR"});
+}
+
+TEST_CASE("a run without a whole checkpoint has one next step, whatever asks for it") {
+  TinyFiles files;
+  const std::string run = files.at("run"), checkpoints = run + "/checkpoints";
+  auto tools = [&](const std::string& path, const std::vector<std::string>& parts) {
+    for (const Outcome& outcome :
+         {quern_run({"checkpoint", "info", path}), quern_run({"export", path, files.at("x")})}) {
+      check_fails(outcome, 3, parts);
+      CHECK(occurrences(outcome.err, ";") == 1);
+    }
+  };
+  // Killed in its first save: run again, it begins at step 0.
+  fs::create_directories(checkpoints + "/.tmp-step-00000002");
+  tools(run, {checkpoints + "/.tmp-step-00000002: the run's first checkpoint is not finished; ", "train again"});
+  const Outcome again = quern_train(files, {"train.steps=2", "checkpoint.export=false"});
+  CHECK(again.code == 0);
+  CHECK(has(again.out, "removed " + checkpoints + "/.tmp-step-00000002, left unfinished by an earlier run"));
+  tools(checkpoints, {checkpoints + ": no checkpoint, but a place for them; name the run's directory"});
+  // Damaged: a new start is asked for, and none is hidden behind another.
+  const std::string state = checkpoint_path(run, 2) + "/state.json";
+  const std::string next = "; move the run directory away to start a new run";
+  write_text(state, "{}");
+  tools(run, {"step-00000002: no checkpoint of the run is whole: " + state, next});
+  for (const char* resume : {"auto", "never"}) {
+    const Outcome outcome = quern_train(files, {"checkpoint.resume=" + std::string(resume)});
+    check_fails(outcome, 3, {"step-00000002: no checkpoint of the run is whole: " + state, next});
+    CHECK(occurrences(outcome.err, ";") == 1);
+  }
+  fs::remove(state);
+  tools(checkpoint_path(run, 2),
+        {"step-00000002: state.json is missing, so it is not whole; name the run's directory"});
 }
 
 TEST_CASE("a checkpoint of any number of ranks is exported as its run would, without a device") {

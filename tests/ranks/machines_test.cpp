@@ -1,4 +1,5 @@
 // Ranks in two levels: the ranks of a machine shard state, and machines have copies of it. Here all are on one.
+#include <algorithm>
 #include <chrono>
 #include <csignal>
 #include <filesystem>
@@ -94,6 +95,27 @@ TEST_CASE("a rank that is killed is named, on whichever machine") {
     INFO(group[rank].err());
     CHECK(has(group[rank].err(), "rank 3"));
   }
+}
+
+TEST_CASE("a machine whose shard of a weight is corrupted is found by the same shard of another") {
+  const TinyFiles files;
+  const Overrides four = with(with(steps_of("bf16"), on_machines(4, 2, 3)),
+                              {"train.steps=100000", "checkpoint.every=0", "train.eval_every=0"});
+  const ConfiguredRun run(ConfigDocument::read(files.config(), four));
+  const Plan plan = make_plan(run.session.parts(), run.session.plan_options());
+  const auto shard = std::find_if(plan.tensors.begin(), plan.tensors.end(), [](const PlannedTensor& tensor) {
+    return tensor.owner == TensorOwner::master && !tensor.whole.empty();
+  });
+  REQUIRE(shard != plan.tensors.end());
+  Group group(4, files, four);
+  while (group.running() && events(files.at("run"), "step").size() < 3)
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  REQUIRE(group.running());
+  flip_bit(arena_of(group[2], plan.device_bytes), shard->place().offset + 2);  // the highest of a mantissa
+  CHECK(group.wait() == group.all(6));
+  INFO(group[0].err());
+  CHECK(has(group[0].err(),
+            "the shards of weights of ranks 0, 2 differ from the other ranks', first " + shard->parameter));
 }
 
 TEST_CASE("groups that are no machines of several ranks are refused") {

@@ -38,6 +38,7 @@ Overrides endless(const TinyFiles& files) {
 /// A stage of a run: what it needs in the config, and whether it is reached.
 struct Stage {
   const char* name;
+  bool trains;
   Overrides overrides;
   std::function<bool(const TinyFiles&)> reached;
 };
@@ -61,16 +62,19 @@ void become_mpirun(int size, std::vector<std::string> arguments) {
 
 std::vector<Stage> stages() {
   auto steps = [](const TinyFiles& files) { return events(files.at("run"), "step").size() >= 3; };
-  return {
-      {"at the start", {}, [](const TinyFiles&) { return true; }},
-      {"while they connect", {}, [](const TinyFiles& files) { return !std::filesystem::is_empty(files.at("tmp")); }},
-      {"in a step", {}, steps},
-      {"in a save",
-       {"checkpoint.every=1"},
-       [](const TinyFiles& files) {
-         return std::filesystem::exists(files.at("run")) && newest_step(files.at("run")) >= 2;
-       }},
-      {"at the end", {"train.steps=3"}, steps}};
+  return {{"at the start", false, {}, [](const TinyFiles&) { return true; }},
+          {"while they connect",
+           false,
+           {},
+           [](const TinyFiles& files) { return !std::filesystem::is_empty(files.at("tmp")); }},
+          {"in a step", true, {}, steps},
+          {"in a save",
+           true,
+           {"checkpoint.every=1"},
+           [](const TinyFiles& files) {
+             return std::filesystem::exists(files.at("run")) && newest_step(files.at("run")) >= 2;
+           }},
+          {"at the end", true, {"train.steps=3"}, steps}};
 }
 
 /// Whether it names the rank, alone or in a list of those that did not come.
@@ -98,6 +102,8 @@ void check_all_leave(const Stage& stage, int culprit, int signal, int code) {
     CAPTURE(err);
     CHECK(occurrences(err, "quern: error: ") == 1);
     CHECK(names(err, culprit));
+    const bool says = has(err, " starts again\n") || has(err, " continues from there\n");
+    if (stage.trains) CHECK(says == (rank == (culprit == 0 ? 1 : 0)));  // once, by the first rank that is left
   }
   CHECK(since(begin) < kTimeout + kMore);
   if (signal == SIGSTOP) group[culprit].signal(SIGCONT);
@@ -213,6 +219,7 @@ TEST_CASE("a rank that is stopped or killed is named, and no process is left, wh
         CHECK(code == 6);
         CHECK(occurrences(starter.err(), "\n") == 1);
         CHECK(occurrences(starter.err(), "quern: error: ") == 1);
+        CHECK(has(starter.err(), "; no step is saved in " + files.at("run") + ", and the same command starts again\n"));
       } else {
         CHECK(code != 0);
       }

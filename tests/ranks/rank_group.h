@@ -67,6 +67,27 @@ inline bool runs(pid_t process) {
   return !stat.empty() && stat[stat.rfind(')') + 2] != 'Z';
 }
 
+/// The file that is a rank's own arena, of so many bytes.
+inline std::filesystem::path arena_of(const Child& rank, std::int64_t bytes) {
+  std::vector<std::filesystem::path> found;
+  const std::string process = "/proc/" + std::to_string(rank.process());
+  for (const auto& entry : std::filesystem::directory_iterator(process + "/fd"))
+    if (std::error_code none; std::filesystem::read_symlink(entry, none).string().starts_with("/memfd:quern") &&
+                              std::filesystem::file_size(entry, none) == static_cast<std::uintmax_t>(bytes))
+      found.push_back(entry);
+  REQUIRE(found.size() == 1);
+  return found[0];
+}
+
+inline void flip_bit(const std::filesystem::path& path, std::streamoff at) {
+  std::fstream file(path, std::ios::in | std::ios::out | std::ios::binary);
+  file.seekg(at);
+  const int byte = file.get();
+  file.seekp(at);
+  file.put(static_cast<char>(byte ^ 64));
+  REQUIRE(file.flush());
+}
+
 /// Ranks that somebody else started, as torchrun does.
 class Group {
  public:

@@ -7,11 +7,15 @@
 #include <algorithm>
 #include <cerrno>
 #include <charconv>
+#include <chrono>
 #include <filesystem>
 #include <functional>
+#include <future>
 #include <map>
+#include <thread>
 #include <utility>
 
+#include "base/blocked_signals.h"
 #include "base/files/descriptor.h"
 #include "base/shorten.h"
 #include "quern/error.h"
@@ -23,6 +27,7 @@ namespace fs = std::filesystem;
 namespace {
 
 constexpr std::string_view kStepPrefix = "step-";
+constexpr const char* kUnfinished = "unfinished";
 
 /// The run's checkpoint directory as found on disk.
 struct Listing {
@@ -78,6 +83,13 @@ bool has_all_files(const std::string& path) {
   }
 }
 
+/// What is wrong. The next step is not the error's: it depends on the other checkpoints.
+std::string fault_of(const Error& error) {
+  ErrorDetail detail = error.detail();
+  detail.next.clear();
+  return Error(error.code(), std::move(detail)).what();
+}
+
 // Renamed first: a crash half-way leaves an unfinished name, not half a checkpoint.
 void remove_checkpoint(const fs::path& path) {
   fs::path aside = path.parent_path() / (std::string(kTemporaryPrefix) + path.filename().string() + "-removed");
@@ -94,7 +106,7 @@ NewestCheckpoint find_newest(const std::string& run_directory, std::int64_t befo
   Listing listing = list(run_directory);
   NewestCheckpoint newest;
   newest.strangers = listing.strangers;
-  for (const std::string& path : listing.unfinished) newest.skipped.push_back({path, "unfinished"});
+  for (const std::string& path : listing.unfinished) newest.skipped.push_back({path, kUnfinished});
   for (const auto& [step, path] : listing.steps) {
     if (step >= before) continue;
     try {
@@ -106,25 +118,66 @@ NewestCheckpoint find_newest(const std::string& run_directory, std::int64_t befo
       break;
     } catch (const Error& error) {
       if (error.code() != ErrorCode::input) throw;  // no descriptor to open it: not the checkpoint's fault
-      newest.skipped.push_back({path, error.what()});
+      newest.skipped.push_back({path, fault_of(error)});
     }
   }
   return newest;
 }
 
 Checkpoint checkpoint_at(const std::string& path, std::vector<std::string>& notes) {
-  if (fs::exists(fs::path(path) / "state.json")) return read_checkpoint(path);
+  std::error_code error;
+  if (fs::exists(fs::path(path) / "state.json", error)) return read_checkpoint(path);
+  if (!fs::is_directory(path, error))
+    throw Error(ErrorCode::input, {.where = path,
+                                   .what = "no checkpoint there, for there is no such directory",
+                                   .next = "train first, or correct the path"});
   NewestCheckpoint newest = find_newest(path);
   for (const SkippedCheckpoint& skipped : newest.skipped)
     if (newest.checkpoint) notes.push_back("passed over " + skipped.path + ": " + skipped.reason);
   if (newest.checkpoint) return std::move(*newest.checkpoint);
-  const bool damaged = !newest.skipped.empty();
-  throw Error(ErrorCode::input, {.where = damaged ? newest.skipped[0].path : path,
-                                 .what = damaged ? "no checkpoint of the run is whole: " + newest.skipped[0].reason
-                                                 : "no checkpoint there",
-                                 .found = {},
-                                 .expected = {},
-                                 .next = "train first, or name a checkpoint or a Hugging Face model"});
+  fail_without_checkpoint(path, newest);
+}
+
+void fail_without_checkpoint(const std::string& path, const NewestCheckpoint& newest) {
+  const auto damaged = std::find_if(newest.skipped.begin(), newest.skipped.end(),
+                                    [](const SkippedCheckpoint& skipped) { return skipped.reason != kUnfinished; });
+  if (damaged != newest.skipped.end())
+    throw Error(ErrorCode::input, {.where = damaged->path,
+                                   .what = "no checkpoint of the run is whole: " + damaged->reason,
+                                   .next = "move the run directory away to start a new run"});
+  if (!newest.skipped.empty())
+    throw Error(ErrorCode::input, {.where = newest.skipped[0].path,
+                                   .what = "the run's first checkpoint is not finished",
+                                   .next = "wait where the run still writes it; else run its quern train again, which "
+                                           "begins at step 0"});
+  const fs::path name = fs::path(path).lexically_normal();
+  const std::string last = (name.has_filename() ? name : name.parent_path()).filename();
+  if (last == "checkpoints" || last.starts_with(kStepPrefix))
+    throw Error(ErrorCode::input, {.where = path,
+                                   .what = last == "checkpoints" ? "no checkpoint, but a place for them"
+                                                                 : "state.json is missing, so it is not whole",
+                                   .next = "name the run's directory, for its newest checkpoint that is whole"});
+  throw Error(ErrorCode::input,
+              {.where = path, .what = "no checkpoint there", .next = "train first, or name another directory"});
+}
+
+std::string how_to_continue(const std::string& run_directory, const std::string& resume) {
+  constexpr std::chrono::seconds kPatience{2};  // with a directory that hangs
+  std::packaged_task<std::string()> look([=] {
+    for (const auto& [step, path] : list(run_directory).steps)
+      if (has_all_files(path))
+        return "step " + std::to_string(step) + " is saved, and " +
+               (resume == "never" ? "checkpoint.resume = \"auto\"" : "the same command") + " continues from there";
+    return "no step is saved in " + run_directory + ", and the same command starts again";
+  });
+  std::future<std::string> found = look.get_future();
+  const BlockedSignals none;
+  std::thread(std::move(look)).detach();
+  if (found.wait_for(kPatience) == std::future_status::ready) try {
+      return found.get();
+    } catch (const Error&) {  // it cannot be read
+    }
+  return "the same command continues from the newest checkpoint";
 }
 
 std::vector<std::string> remove_old_checkpoints(const std::string& run_directory, const Retention& retention,

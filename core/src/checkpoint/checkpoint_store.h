@@ -16,7 +16,7 @@ namespace quern {
 /// A directory that was passed over, and why.
 struct SkippedCheckpoint {
   std::string path;
-  std::string reason;
+  std::string reason;  ///< without a next step
 };
 
 struct NewestCheckpoint {
@@ -33,6 +33,13 @@ NewestCheckpoint find_newest(const std::string& run_directory,
 /// Opens the checkpoint at `path`, or the newest whole one of the run directory there; an input error where there is
 /// none. Appends a line to `notes` for each that was passed over.
 Checkpoint checkpoint_at(const std::string& path, std::vector<std::string>& notes);
+
+/// Throws an input error: none of those in the run directory `path` is whole, which `found` has found.
+[[noreturn]] void fail_without_checkpoint(const std::string& path, const NewestCheckpoint& found);
+
+/// What a failed run has kept and how it goes on: "step 4 is saved, and the same command continues from there". Of
+/// checkpoints' files it looks at the sizes alone. `resume`: checkpoint.resume.
+std::string how_to_continue(const std::string& run_directory, const std::string& resume);
 
 /// Which checkpoints stay.
 struct Retention {

@@ -94,11 +94,12 @@ toml::table parse_toml(std::string_view text, const std::string& name) {
     return toml::parse(text, std::string_view(name));
   } catch (const toml::parse_error& e) {
     const auto& begin = e.source().begin;
+    const bool is_text = text.find('\0') == text.npos && e.description().find("utf-8") == std::string_view::npos;
     throw Error(ErrorCode::config, {.where = Position{name, begin.line, begin.column}.text(),
                                     .what = "not valid TOML: " + std::string(e.description()),
                                     .found = {},
                                     .expected = {},
-                                    .next = {}});
+                                    .next = is_text ? "" : "save the file as text in UTF-8"});
   }
 }
 

@@ -67,6 +67,8 @@ TEST_CASE("a syntax error has its place and toml++'s description") {
   CHECK(parse_error("[a]\nb = \n").find("not valid TOML: ") != std::string::npos);
   CHECK(parse_error("[a]\nb = 1\nb = 2\n").starts_with("run.toml:3:"));
   CHECK(parse_error("a = \"\xff\"").starts_with("run.toml:1:"));
+  for (const std::string_view bytes : {std::string_view("\xff\xfe[\0a\0]\0", 8), std::string_view("[\0a\0]\0", 6)})
+    CHECK(parse_error(bytes).ends_with("; save the file as text in UTF-8"));
   CHECK(parse_error(std::string_view("a = \0", 5)).starts_with("run.toml:1:"));
   CHECK(parse_error("a = 99999999999999999999").starts_with("run.toml:1:"));
 }

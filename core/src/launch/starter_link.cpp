@@ -17,6 +17,7 @@ namespace quern {
 namespace {
 
 constexpr char kBegins = '+', kEnds = '-';  // a work of a rank that needs time
+constexpr char kTrains = '!';
 
 void say(int link, std::string_view text) noexcept {
   [[maybe_unused]] const ssize_t sent = ::send(link, text.data(), text.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
@@ -40,7 +41,10 @@ bool RankLink::read() {
     const ssize_t got = ::recv(own_.get(), bytes, sizeof bytes, MSG_DONTWAIT);
     if (got < 0) return errno == EAGAIN || errno == EINTR;
     if (got == 0) return works_ = 0, false;
-    for (ssize_t i = 0; i < got; ++i) works_ += bytes[i] == kBegins ? 1 : bytes[i] == kEnds ? -1 : 0;
+    for (ssize_t i = 0; i < got; ++i) {
+      works_ += bytes[i] == kBegins ? 1 : bytes[i] == kEnds ? -1 : 0;
+      trains_ = trains_ || bytes[i] == kTrains;
+    }
   }
 }
 
@@ -66,6 +70,10 @@ void hear_starter(std::function<void(int signal)> on_signal) {
         on_signal(std::exchange(signal, 0));
     }
   }).detach();
+}
+
+void tell_starter_of_training() {
+  if (starter_of_this_rank() != 0) say(kLinkOfRank, {&kTrains, 1});
 }
 
 std::shared_ptr<void> time_from_starter() {

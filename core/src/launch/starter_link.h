@@ -29,10 +29,13 @@ class RankLink {
   bool read();
   /// Whether the rank asks for time to finish something.
   bool needs_time() const { return works_ > 0; }
+  /// Whether the rank has begun to train.
+  bool trains() const { return trains_; }
 
  private:
   OwnedDescriptor own_, theirs_;
   int works_ = 0;
+  bool trains_ = false;
 };
 
 /// Process id of the quern that started this process as a rank; 0: none did.
@@ -43,6 +46,9 @@ inline constexpr const char* kStarterVariable = "QUERN_STARTER";
 /// In such a rank, which ignores those signals from its first moment: calls `on_signal` for each that the starter
 /// sends, on a thread of its own. Does nothing elsewhere.
 void hear_starter(std::function<void(int signal)> on_signal);
+
+/// Tells the starter that this rank begins to train. Does nothing elsewhere.
+void tell_starter_of_training();
 
 /// Until all of what this returns is gone, the starter lets this rank finish after another failed. Null elsewhere.
 std::shared_ptr<void> time_from_starter();

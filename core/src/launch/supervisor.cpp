@@ -212,7 +212,11 @@ class Supervisor {
   }
 
   void read(Running& one) {
-    if (one.link && !one.link->read()) one.link.reset();
+    if (one.link) {
+      const bool open = one.link->read();
+      trained_ = trained_ || one.link->trains();
+      if (!open) one.link.reset();
+    }
     char bytes[4096];
     // One that writes without end must not keep the others waiting.
     for (int times = 0; one.err && times < 16; ++times) {
@@ -299,7 +303,7 @@ class Supervisor {
   }
 
   RunEnd verdict() const {
-    RunEnd end{.code = stop_signal_ ? 128 + stop_signal_ : 0, .stopped = stop_signal_ != 0};
+    RunEnd end{.code = stop_signal_ ? 128 + stop_signal_ : 0, .stopped = stop_signal_ != 0, .trained = trained_};
     if (failed_.empty()) return end;
     auto first = std::find_if(failed_.begin(), failed_.end(), [](const Running* one) {
       return WIFSIGNALED(*one->status) || WEXITSTATUS(*one->status) != kCommunication;
@@ -328,6 +332,7 @@ class Supervisor {
   std::vector<Running> running_;
   std::vector<const Running*> failed_;  // in the order in which they did
   int stop_signal_ = 0;
+  bool trained_ = false;
   std::optional<Clock::time_point> asked_;  // to stop, by a person or a scheduler
   bool insisted_ = false;
   std::optional<Clock::time_point> deadline_;

@@ -51,6 +51,7 @@ struct RunEnd {
   std::string cause = {};    ///< why, for people: "rank 2: out of device memory"; empty: nothing failed
   std::string output = {};   ///< what else that process wrote last to standard error
   bool unexplained = false;  ///< it did not say why: a library ended it
+  bool trained = false;      ///< some process had begun to train
 };
 
 /// Runs them until all have ended, on the main thread; none outlives this process. `warn` gets lines that the first

@@ -48,25 +48,50 @@ ParameterGroup group_of(const Plan& plan, const std::string& parameter) {
 
 constexpr int kPlacedWidth = 30;
 
-std::string placed_in(const Placement& placement) {
-  if (placement.device_percent == 0) return placement.memory;
-  return fmt::format("{}, {}% on the device", placement.memory, placement.device_percent);
-}
-
-// Of one rank, by parameter group. A compute weight that is the master itself takes nothing.
-GroupBytes group_bytes(const Plan& plan, TensorOwner owner) {
-  GroupBytes bytes{};
+/// A rank's tensors of parameters. A compute weight that is the master itself takes nothing.
+std::vector<const PlannedTensor*> tensors_of(const Plan& plan, TensorOwner owner) {
   auto is_master = [&](const PlannedTensor& tensor) {
     return std::ranges::any_of(std::array{names::kMaster, names::kMasterScale}, [&](const char* kind) {
       const PlannedTensor* master = plan.find({kind, tensor.parameter, tensor.layer});
       return tensor.kind != kind && master && master->place() == tensor.place();
     });
   };
+  std::vector<const PlannedTensor*> tensors;
   for (const PlannedTensor& tensor : plan.tensors)
     if (tensor.owner == owner && !tensor.parameter.empty() && !tensor.over_ranks &&
         (owner != TensorOwner::working || !is_master(tensor)))
-      bytes[static_cast<std::size_t>(group_of(plan, tensor.parameter))] += tensor.bytes();
+      tensors.push_back(&tensor);
+  return tensors;
+}
+
+/// By parameter group.
+GroupBytes group_bytes(const Plan& plan, const std::vector<const PlannedTensor*>& tensors) {
+  GroupBytes bytes{};
+  for (const PlannedTensor* tensor : tensors)
+    bytes[static_cast<std::size_t>(group_of(plan, tensor->parameter))] += tensor->bytes();
   return bytes;
+}
+
+std::string placed_in(const Placement& placement) {
+  if (placement.device_percent == 0) return placement.memory;
+  return fmt::format("{}, {}% on the device", placement.memory, placement.device_percent);
+}
+
+/// Some tensors stay on the device whatever their kind's key says: vectors, and masters that ops read directly.
+std::string placed_in(const Placement& placement, const std::vector<const PlannedTensor*>& tensors) {
+  std::int64_t stored = 0, on_device = 0;
+  for (const PlannedTensor* tensor : tensors) (tensor->store < 0 ? on_device : stored) += tensor->bytes();
+  if (stored == 0 && on_device > 0) return std::string(kOnDevice);
+  if (on_device == 0 || placement.memory == kOnDevice || placement.device_percent > 0) return placed_in(placement);
+  return fmt::format("{}, {} on the device", placement.memory, format_bytes(static_cast<double>(on_device)));
+}
+
+std::string sharded_over(Sharding sharding, const std::vector<const PlannedTensor*>& tensors) {
+  std::int64_t shards = 0, whole = 0;
+  for (const PlannedTensor* tensor : tensors) (tensor->whole.empty() ? whole : shards) += tensor->bytes();
+  if (sharding == Sharding::none || whole == 0) return std::string(name_of(sharding));
+  if (shards == 0) return std::string(name_of(Sharding::none));
+  return fmt::format("{}, {} whole", name_of(sharding), format_bytes(static_cast<double>(whole)));
 }
 
 /// Bytes of persistent state by kind and parameter group, with its place and what it is split over.
@@ -74,19 +99,21 @@ std::string state_table(const Plan& plan) {
   std::string text = fmt::format("{:<20}{:>12}{:>12}{:>12}  {:<{}}{}\n", "state of a rank", "embedding", "blocks",
                                  "head", "placed in", kPlacedWidth, "sharded over");
   const StatePlacement& state = plan.options.state;
-  auto row = [&](std::string_view name, const GroupBytes& bytes, const Placement& placement) {
+  auto row = [&](std::string_view name, const GroupBytes& bytes, const std::string& placed,
+                 const std::string& sharded) {
     text += fmt::format("  {:<18}", name);
     for (std::int64_t count : bytes)
       text += fmt::format("{:>12}", count > 0 ? format_bytes(static_cast<double>(count)) : "-");
-    text += fmt::format("  {:<{}}{}\n", placed_in(placement), kPlacedWidth, name_of(placement.sharding));
+    text += fmt::format("  {:<{}}{}\n", placed, kPlacedWidth, sharded);
   };
   GroupBytes all{}, parameters{};
   for (const auto& [owner, placement] :
        {std::pair(TensorOwner::master, &state.master), std::pair(TensorOwner::working, &state.weights),
         std::pair(TensorOwner::gradient, &state.gradients), std::pair(TensorOwner::optimizer, &state.moments)}) {
-    const GroupBytes bytes = group_bytes(plan, owner);
+    const std::vector<const PlannedTensor*> tensors = tensors_of(plan, owner);
+    const GroupBytes bytes = group_bytes(plan, tensors);
     for (std::size_t group = 0; group < all.size(); ++group) all[group] += bytes[group];
-    row(name_of(owner), bytes, *placement);
+    row(name_of(owner), bytes, placed_in(*placement, tensors), sharded_over(placement->sharding, tensors));
   }
   for (const ParameterPlan& parameter : plan.parameters)
     for_each_layer(parameter.spec, static_cast<int>(plan.model.layers),
@@ -100,7 +127,7 @@ std::string state_table(const Plan& plan) {
   GroupBytes saved{};
   for (const OwnerBytes& owner : plan.owners)
     if (owner.owner == kSavedActivations) saved[static_cast<std::size_t>(ParameterGroup::block)] += owner.bytes;
-  row(kSavedActivations, saved, state.activations);
+  row(kSavedActivations, saved, placed_in(state.activations), std::string(name_of(state.activations.sharding)));
   return text;
 }
 

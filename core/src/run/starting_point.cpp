@@ -33,16 +33,14 @@ NewestCheckpoint checkpoint_to_resume(const Session& session, StartingPoint& sta
   if (start.elsewhere && options.from.empty()) return newest;
   if (start.elsewhere)
     newest.checkpoint.emplace(checkpoint_to_begin_at(session));
+  else if (!newest.checkpoint)
+    fail_without_checkpoint(session.log.directory, newest);
   else if (options.resume == "never")
     throw Error(ErrorCode::config, {.where = session.config.where("checkpoint", "resume"),
                                     .what = "the run directory has checkpoints",
-                                    .found = newest.checkpoint ? newest.checkpoint->path : newest.skipped[0].path,
+                                    .found = newest.checkpoint->path,
                                     .expected = "a directory without any for resume = \"never\"",
                                     .next = "choose another log.directory, or resume = \"auto\""});
-  if (!newest.checkpoint)
-    throw Error(ErrorCode::input, {.where = newest.skipped[0].path,
-                                   .what = "no checkpoint of the run is whole: " + newest.skipped[0].reason,
-                                   .next = "move the run directory away to start a new run"});
   if (newest.checkpoint->meta.step > session.train.steps)
     throw Error(ErrorCode::config, {.where = session.config.where("train", "steps"),
                                     .what = "the run is past that already",

@@ -11,6 +11,7 @@
 #include "base/format.h"
 #include "checkpoint/changes.h"
 #include "data/sources/turns_source.h"
+#include "launch/starter_link.h"
 #include "plan/time/step_time.h"
 #include "quern/error.h"
 #include "run/ready_engine.h"
@@ -175,6 +176,9 @@ void Trainer::open_sinks() {
   scale_log_.open(state_);
   if (newest.checkpoint)
     log_.warn("resumed at step " + std::to_string(state_.step) + " from " + newest.checkpoint->path);
+  if (state_.step >= session_.train.steps)
+    log_.warn("all " + std::to_string(state_.step) +
+              " steps are done; raise train.steps to train on, or choose another log.directory for a new run");
   for (const std::string& note : notes_) log_.warn(note);
   for (const std::string& note : session_.notes) log_.warn(note);
   if (export_)
@@ -384,14 +388,20 @@ bool Trainer::save_before_failing(bool communicating) {
 void Trainer::guarded(const std::function<void()>& work) {
   if (!ready_) start();
   try {
+    if (!begun_) tell_starter_of_training();
     if (!std::exchange(begun_, true)) begin();
     work();
   } catch (const Error& error) {
     ranks_.fail(error.what());
-    if (!save_before_failing(error.code() == ErrorCode::communication || ranks_.size() > 1)) throw;
+    const bool alone = ranks_.size() == 1;
+    const bool saved = save_before_failing(error.code() == ErrorCode::communication || !alone);
+    const bool kept = saved || checkpoints_.failed();  // the newest step, or an older checkpoint
+    if (alone ? !kept || starter_of_this_rank() != 0
+              : error.code() == ErrorCode::numerics || !ranks_.says_how_to_continue())
+      throw;
     ErrorDetail detail = error.detail();
     detail.next.append(detail.next.empty() ? "" : "; ")
-        .append("step " + std::to_string(state_.step) + " is saved, and the same command continues from there");
+        .append(how_to_continue(saved ? lock_->directory() : session_.log.directory, session_.checkpoint.resume));
     throw Error(error.code(), std::move(detail));
   } catch (...) {
     ranks_.fail("ended with an error");

@@ -14,12 +14,14 @@ import textwrap
 import threading
 import time
 import unittest
+import warnings
 import weakref
 
 import numpy as np
 from run_test_case import RunTestCase, chain
 
 import quern
+from quern.driver import dlpack
 from quern.tokens.token_file import TokenWriter
 
 
@@ -251,7 +253,8 @@ class RunMisuseTest(RunTestCase):
 
     def test_rows_have_known_parts(self):
         tokens = np.arange(17) % 64
-        for row, text in (({"tokens": tokens, "maks": tokens}, "a row: found maks"),
+        for row, text in (({"tokens": tokens, "maks": tokens}, "found 'maks', expected one of tokens, mask, documents; nearest name `mask`"),
+                          ({"mask": tokens}, "a row: no tokens"),
                           ({"tokens": tokens, "mask": ["False"] * 17}, "mask of a row: found <U5")):
             with quern.Run(self.named("parts"), data=[row]) as run:
                 self.refused(text, run.step)
@@ -271,6 +274,35 @@ class RunMisuseTest(RunTestCase):
                 with self.assertRaisesRegex(BufferError, "Run.read"):
                     view.__dlpack__(**asked)
             view.__dlpack__(copy=False, dl_device=view.__dlpack_device__(), max_version=(1, 0))
+
+    def test_a_library_that_refuses_a_view_says_so_itself(self):
+        with quern.Run(self.named("bf16").set("optimizer.master", "bf16")) as run:
+            run.step()
+            for _ in range(2):
+                with self.assertRaisesRegex((BufferError, RuntimeError), "Unsupported dtype"):  # by numpy's version
+                    np.from_dlpack(run.view("master/embedding.weight"))
+            self.assertEqual(dlpack.exported, {})
+
+    def test_values_that_are_no_paths_keys_or_tables_are_refused(self):
+        for text, call in (("Config.load: not a path: found int", lambda: quern.Config.load(3)),
+                           ("Config.load: not a path: found bytes", lambda: quern.Config.load(b"run.toml")),
+                           ("Config.from_dict: not tables: found int", lambda: quern.Config.from_dict(3)),
+                           ("Config.set: not a key: found int", lambda: self.config.set(3, 4)),
+                           ("weights: not a path: found int", lambda: quern.Run(self.config, weights=3)),
+                           ("place: not a path: found int", lambda: quern.Run(self.config).export(3)),
+                           ("place: not a path: found int", lambda: quern.Run(self.config).export(3, to="gguf")),
+                           ("files: not a list: found str", lambda: quern.Run(self.config).evaluate("a.tok")),
+                           ("files: not a path: found int", lambda: quern.Run(self.config).evaluate([3]))):
+            self.refused(text, call, TypeError)
+
+    def test_a_finished_run_that_is_run_again_says_what_to_do(self):
+        config = self.trained("again", steps=2)
+        with quern.Run(config) as run, self.assertWarnsRegex(UserWarning, "all its 2 steps already; raise train.steps"):
+            self.assertEqual(list(run), [])
+        with quern.Run(config.set("train.steps", 3)) as run, warnings.catch_warnings():
+            warnings.simplefilter("error")
+            self.assertEqual([step.step for step in run], [3])
+            self.assertIsNone(run.step())
 
     # ---- processes ----
 

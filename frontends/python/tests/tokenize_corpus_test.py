@@ -225,6 +225,20 @@ class TokenizeTest(FolderTestCase):
                 self.assertEqual(sorted(text.removeprefix("<s>") for name in files for text in self.documents(files[name])),
                                  sorted(texts))
 
+    def test_a_tokenizer_is_named_by_its_file_or_its_folder(self):
+        path = self.write_json_lines([prose(50)])
+        self.tokenized(path, "--train-bpe", "300")
+        folder = self.out.rename(self.folder / "tokenizer")
+        made = []
+        for tokenizer in folder, folder / "tokenizer.json":
+            self.tokenized(path, "--tokenizer", tokenizer)
+            made.append({file.name: file.read_bytes() for file in self.out.iterdir()})
+            shutil.rmtree(self.out)
+        self.assertEqual(made[0], made[1])
+        code, said = self.tokenize(path, "--tokenizer", self.folder)
+        self.assertEqual(code, 3)
+        self.assertIn(f"{self.folder / 'tokenizer.json'}: cannot be read: found No such file", said)
+
     def test_pointers_of_git_lfs_are_called_that(self):
         pointer = "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 12\n"
         for name in ("a.txt", "a.jsonl", "tokenizer.json"):

@@ -105,7 +105,7 @@ std::string Checkpoints::path_to_roll_back_to(const RunState& state) {
   if (!newest.checkpoint)
     throw Error(ErrorCode::input, {.where = directory,
                                    .what = "no whole checkpoint to roll back to",
-                                   .next = "start a new run, or set guard.non_finite to \"skip\""});
+                                   .next = "set guard.non_finite to \"skip\""});
   return newest.checkpoint->path;
 }
 

@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "base/shorten.h"
+#include "checkpoint/checkpoint_store.h"
 #include "launch/starter_link.h"
 #include "quern/error.h"
 #include "run/ranks/machines_communicator.h"
@@ -88,7 +89,9 @@ Ranks::Ranks(const Session& session)
                  .address = {},
                  .timeout = hosts_->timeout(),
                  .exchange = [this](std::string own) { return hosts_->exchange(std::move(own)); }});
-  watchdog_ = std::make_unique<Watchdog>(*hosts_, directory_);
+  watchdog_ = std::make_unique<Watchdog>(*hosts_, directory_, [this, resume = session.checkpoint.resume] {
+    return says_how_to_continue() ? how_to_continue(directory_, resume) : "";
+  });
 }
 
 Ranks::~Ranks() {
@@ -260,10 +263,14 @@ void Ranks::check(const std::string& where) {
   std::optional<std::string> fault = hosts_ ? hosts_->fault() : std::nullopt;  // from which others may follow
   if (!fault && (fault = communicator_->error()))
     fault = name_of(*communicator_) + ": " + *fault + (watchdog_ ? watchdog_->silent_ranks() : "");
-  if (fault)
-    throw Error(
-        ErrorCode::communication,
-        {.where = where, .what = *fault, .next = "run the same command again to continue from the last checkpoint"});
+  if (fault) throw Error(ErrorCode::communication, {.where = where, .what = *fault});
+}
+
+bool Ranks::says_how_to_continue() const {
+  if (!hosts_ || starter_of_this_rank() != 0) return false;
+  const std::string fault = hosts_->fault().value_or("");
+  const bool leader_is_gone = fault.starts_with("rank 0 ") || fault.starts_with(std::string(kHang) + "rank 0 has sent");
+  return rank() == (leader_is_gone ? 1 : 0);
 }
 
 double Ranks::waited() const { return watchdog_ ? watchdog_->waited() : 0; }

@@ -83,6 +83,9 @@ class Ranks {
     fail(error.what());
     throw;
   }
+  /// Of several ranks that lose each other: whether this one tells people how the run goes on. A quern that started
+  /// them does; else it is rank 0, or rank 1 where that is gone.
+  bool says_how_to_continue() const;
   /// Throws a communication error when a collective has failed; `where` says when: "step 12".
   void check(const std::string& where);
   /// Seconds so far that this rank's compute stream has waited for collectives.

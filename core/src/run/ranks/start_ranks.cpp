@@ -124,6 +124,7 @@ std::optional<int> start_ranks(const RunConfig& run, const std::vector<std::stri
                                     .found = std::to_string(size) + " ranks",
                                     .next = "write a script, and run that"});
   const std::string launcher = launcher_of(config, host, size);
+  const CheckpointOptions checkpoint = checkpoint_options().bind(config.section("checkpoint"));
   const std::string directory = log_options().bind(config.section("log")).directory;
   for (std::int64_t restart = 0;; ++restart) {
     const RunEnd end = run_ranks(size, launcher, words, restart > 0);
@@ -131,7 +132,11 @@ std::optional<int> start_ranks(const RunConfig& run, const std::vector<std::stri
     if (end.cause.empty()) return end.code;
     const bool again = restart < parallel.restarts && !end.stopped && end.code != static_cast<int>(ErrorCode::config) &&
                        find_newest(directory).checkpoint;
-    say(end.output + (again ? "quern: warning: " : "quern: error: ") + end.cause);
+    // Faults of config and input before the first step, and numbers that are not finite, would only come again.
+    const bool lost = end.code == static_cast<int>(ErrorCode::communication) ||
+                      (end.trained && end.code != static_cast<int>(ErrorCode::numerics));
+    say(end.output + (again ? "quern: warning: " : "quern: error: ") + end.cause +
+        (lost && !again ? "; " + how_to_continue(directory, checkpoint.resume) : ""));
     if (!again) return end.code;
     say("quern: warning: restarting from the last checkpoint, restart " + std::to_string(restart + 1) + " of " +
         std::to_string(parallel.restarts));

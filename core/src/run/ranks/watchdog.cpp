@@ -83,7 +83,8 @@ std::string hang_text(std::size_t waiting, const std::vector<RankState>& all) {
 
 void remove_hang_reports(const std::string& directory) noexcept { remove_named(directory, kReportName, ".txt"); }
 
-Watchdog::Watchdog(HostGroup& hosts, std::string directory) : hosts_(hosts), directory_(std::move(directory)) {
+Watchdog::Watchdog(HostGroup& hosts, std::string directory, std::function<std::string()> how_to_continue)
+    : hosts_(hosts), directory_(std::move(directory)), how_to_continue_(std::move(how_to_continue)) {
   const BlockedSignals none;
   thread_ = std::jthread([this](const std::stop_token& stop) { run(stop); });
 }
@@ -210,7 +211,9 @@ void Watchdog::end(const std::string& fault) {
   }
   if (now() - *ended_ < (leaving_ ? kLeave : kGrace) || held_.use_count() > 1) return;
   await_report();
-  write_if_taken(STDERR_FILENO, "quern: error: " + rank_prefix() + fault + "\n", std::chrono::seconds(1));
+  const std::string next = how_to_continue_();
+  write_if_taken(STDERR_FILENO, "quern: error: " + rank_prefix() + fault + (next.empty() ? "" : "; ") + next + "\n",
+                 std::chrono::seconds(1));
   ::_exit(static_cast<int>(ErrorCode::communication));  // the main thread hangs, and destructors would too
 }
 

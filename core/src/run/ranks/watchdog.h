@@ -3,6 +3,7 @@
 // says which, lets go of those that wait, and ends this process if it does not end by itself.
 
 #include <atomic>
+#include <functional>
 #include <future>
 #include <memory>
 #include <mutex>
@@ -23,7 +24,8 @@ void remove_hang_reports(const std::string& directory) noexcept;
 class Watchdog {
  public:
   /// Watches hosts alone until ranks have connected. `directory` is the run's. The group outlives this.
-  Watchdog(HostGroup& hosts, std::string directory);
+  /// `how_to_continue`: after the fault, for people; "" where another rank says it.
+  Watchdog(HostGroup& hosts, std::string directory, std::function<std::string()> how_to_continue);
   /// Waits for a report, for a moment.
   ~Watchdog();
   Watchdog(const Watchdog&) = delete;
@@ -57,6 +59,7 @@ class Watchdog {
   std::shared_ptr<const Progress> kept_;
   std::atomic<const Progress*> progress_ = nullptr;  // null until the ranks have connected
   const std::string directory_;
+  const std::function<std::string()> how_to_continue_;
   std::atomic<bool> leaving_ = false;
   std::atomic<double> waited_ = 0;
   const std::shared_ptr<void> held_ = std::make_shared<int>();

@@ -26,7 +26,7 @@ class Config:
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> "Config":
-        return cls(os.fspath(path))
+        return cls(path_text("Config.load", path))
 
     @classmethod
     def from_text(cls, toml: str, name: str = "config") -> "Config":
@@ -38,11 +38,15 @@ class Config:
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> "Config":
         """Keys may be nested, {"train": {"steps": 8}}, or have dots, {"train.steps": 8}."""
+        if not isinstance(values, Mapping):
+            raise refused(WrongType, "Config.from_dict", "not tables", type(values).__name__, "a dict")
         return cls("a dict", "", tuple(assignments(values)))
 
     def set(self, key: str, value: Any) -> "Config":
         """This config with another value: a bool, a number, a text, or a list of these or of dicts, as
         train.groups has them; a dict sets a table's keys. `key` has dots: "train.steps". It is checked when the config is used."""
+        if not isinstance(key, str):
+            raise refused(WrongType, "Config.set", "not a key", type(key).__name__, "a text such as \"train.steps\"")
         return Config(self.file, self.text, (*self.overrides, *assignments({key: value})))
 
     def resolve(self) -> "Config":
@@ -67,6 +71,12 @@ class Config:
 
     def __repr__(self) -> str:
         return f"quern.Config({self.file!r}{''.join(f', {text}' for text in self.overrides)})"
+
+
+def path_text(name: str, path: Any) -> str:
+    if isinstance(path, (str, os.PathLike)) and isinstance(text := os.fspath(path), str):
+        return text
+    raise refused(WrongType, name, "not a path", type(path).__name__, "a text or a path")
 
 
 def resolved(config: Config, callback: Callback | None = None) -> Config:

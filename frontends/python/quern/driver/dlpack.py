@@ -4,6 +4,8 @@ import ctypes
 from collections.abc import Callable
 from typing import Any
 
+from quern.driver.library import library
+
 CPU, CUDA = 1, 2
 DEVICES = {"cpu": CPU, "cuda": CUDA}
 DTYPES = {"f32": (2, 32), "bf16": (4, 16)}  # code of the kind, and bits
@@ -23,31 +25,19 @@ class DLManagedTensor(ctypes.Structure):
 
 
 DELETER = ctypes.CFUNCTYPE(None, ctypes.POINTER(DLManagedTensor))
-DESTRUCTOR = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
 new_capsule = ctypes.pythonapi.PyCapsule_New
 new_capsule.restype, new_capsule.argtypes = ctypes.py_object, [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p]
-is_valid = ctypes.pythonapi.PyCapsule_IsValid
-is_valid.argtypes = [ctypes.c_void_p, ctypes.c_char_p]
-pointer_of = ctypes.pythonapi.PyCapsule_GetPointer
-pointer_of.restype, pointer_of.argtypes = ctypes.c_void_p, [ctypes.c_void_p, ctypes.c_char_p]
 
 exported: dict[int, tuple[Any, ...]] = {}  # by address: what other libraries hold, and what has to live as long
 
 
 def delete(managed: Any) -> None:
-    """Called by the library that has the tensor, when it is done."""
+    """Called by the library that has the tensor, when it is done, or with a capsule that no library took."""
     exported.pop(ctypes.addressof(managed.contents), None)
 
 
-def destroy(capsule: int) -> None:
-    """Of a capsule that no library took."""
-    if is_valid(capsule, NAME):
-        exported.pop(pointer_of(capsule, NAME), None)
-
-
-deleter, destructor = DELETER(delete), DESTRUCTOR(destroy)
-for function in (deleter, destructor):  # tensors may outlive this module, when the interpreter ends
-    ctypes.pythonapi.Py_IncRef(ctypes.py_object(function))
+deleter = DELETER(delete)
+ctypes.pythonapi.Py_IncRef(ctypes.py_object(deleter))  # tensors may outlive this module, when the interpreter ends
 
 
 class TensorView:
@@ -77,5 +67,5 @@ class TensorView:
         managed.deleter = ctypes.cast(deleter, ctypes.c_void_p)
         address = ctypes.addressof(managed)
         exported[address] = managed, shape, self._owner
-        capsule: object = new_capsule(address, NAME, ctypes.cast(destructor, ctypes.c_void_p))
+        capsule: object = new_capsule(address, NAME, ctypes.cast(library().quern_destroy_capsule, ctypes.c_void_p))
         return capsule

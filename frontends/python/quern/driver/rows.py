@@ -1,6 +1,7 @@
 """Rows of tokens from a Python iterable, as the training data of a run."""
 
 import ctypes
+import difflib
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sized
 from typing import Any
@@ -66,8 +67,13 @@ class Rows:
         for row in range(rows):
             item = self._next_item()
             parts = item if isinstance(item, Mapping) else {"tokens": item}
-            if unknown := [str(name) for name in parts if name not in PARTS]:
-                raise ValueError(f"a row: found {', '.join(unknown)}, expected {', '.join(PARTS)}")
+            for name in parts:
+                if name not in PARTS:
+                    nearest = difflib.get_close_matches(str(name), PARTS, 1)
+                    raise ValueError(f"a row: unknown part: found {str(name)!r}, expected one of {', '.join(PARTS)}"
+                                     + (f"; nearest name `{nearest[0]}`" if nearest else ""))
+            if "tokens" not in parts:
+                raise ValueError("a row: no tokens: expected an array, or a mapping that has `tokens`")
             values = checked_tokens(parts["tokens"], sequence + 1, request["vocabulary"])
             tokens[row], targets[row] = values[:-1], values[1:]
             positions[row] = np.arange(sequence)

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quern.base.fault import Fault
-from quern.driver.config import Config, resolved
+from quern.driver.config import Config, path_text, resolved
 from quern.driver.dlpack import DTYPES, TensorView
 from quern.driver.error import Error, UnknownKey, WrongType, WrongValue, error_of, refused
 from quern.driver.library import FLOATS, Callback, check, library, number, take_text
@@ -115,8 +115,9 @@ class Run:
             config = Config.from_dict(config)
         elif not isinstance(config, Config):
             config = Config.load(config)
-        self.weights = os.fspath(weights)
+        self.weights = path_text("weights", weights)
         self.finished = False  #: whether all steps are done, and the last evaluation, checkpoint and export
+        self._moves = False  # whether it has made a step
         self._program = Program(data, validation, on_event)
         self._callback = Callback(self._program.answer)
         if validation is not None and (data is None or not hasattr(validation, "__len__")):
@@ -170,7 +171,9 @@ class Run:
 
     def evaluate(self, files: Sequence[Path] = ()) -> list[DataLoss]:
         """The loss over each of these token files (or patterns); none: over the validation split."""
-        losses = self._call("evaluate", files=[os.fspath(file) for file in files], weights=self.weights)
+        if isinstance(files, (str, bytes)) or not isinstance(files, Iterable):
+            raise refused(WrongType, "files", "not a list", type(files).__name__, "a list of token files")
+        losses = self._call("evaluate", files=[path_text("files", file) for file in files], weights=self.weights)
         return [DataLoss(**loss | {"targets": int(loss["targets"]), "accuracy": number(loss["accuracy"])}) for loss in losses]
 
     def generate(
@@ -203,7 +206,7 @@ class Run:
             raise refused(WrongValue, "to", "unknown format", repr(to), "'hf' or 'gguf'")
 
         def export(folder: Path) -> bool:
-            return bool(self._call("export", directory=os.fspath(folder), weights=self.weights)["written"])
+            return bool(self._call("export", directory=path_text("place", folder), weights=self.weights)["written"])
 
         if to == "hf":
             export(place)
@@ -211,7 +214,7 @@ class Run:
         from quern.models.export_gguf import export_as_gguf  # needs the package gguf
 
         try:
-            export_as_gguf(export, pathlib.Path(place))
+            export_as_gguf(export, pathlib.Path(path_text("place", place)))
         except Fault as fault:
             raise error_of(fault) from None
 
@@ -321,6 +324,10 @@ class Run:
         self.finished = answer.get("finished", False)
         if number := answer.get("stopped"):  # of a rank: all end as the signal says
             raise SystemExit(128 + number)
+        if not answer["moved"] and self.finished and not self._moves:
+            warnings.warn(f"the run has all its {answer['position']['step']} steps already; raise train.steps to train on, or "
+                          "choose another log.directory for a new run", stacklevel=4)
+        self._moves = True  # or it was said
         return step_of(answer["position"]) if answer["moved"] else None
 
     def _tensor(self, name: str) -> Tensor:

@@ -23,7 +23,7 @@ from typing import IO, Any, TextIO
 from tokenizers import Tokenizer
 
 from quern.tokens.begin_tokens import begin_tokens
-from quern.tokens.encoding import load_tokenizer, tokenizing
+from quern.tokens.encoding import load_tokenizer, tokenizer_file, tokenizing
 from quern.tokens.token_file import first_tokens
 from quern.tokens.tokenizer_config import read_tokenizer_config
 from quern.base.arguments import expanded, path_argument
@@ -52,8 +52,7 @@ def tokenizer_for(options: Namespace) -> tuple[Tokenizer, list[int]]:
 def prompt_tokenizer(folder: str, train: Any) -> tuple[Tokenizer, list[int]]:
     """The tokenizer, and the tokens that begin each prompt: as in `train`, the run's token files, else as the tokenizer puts
     them before a text."""
-    path = expanded(folder)
-    path = path / "tokenizer.json" if path.is_dir() else path
+    path = tokenizer_file(expanded(folder))
     tokenizer = load_tokenizer(path)
     begin = begin_tokens(tokenizer, read_tokenizer_config(path.parent))
     first = first_training_tokens(train, len(begin))

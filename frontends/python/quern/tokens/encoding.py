@@ -70,6 +70,11 @@ def tokenizing(where: object = "the tokenizer", what: str = "failed") -> Iterato
         raise Fault(where, what, error, advice="check tokenizer.json, or use another") from None
 
 
+def tokenizer_file(path: Path) -> Path:
+    """Of a tokenizer.json, or of the folder that has it."""
+    return path / "tokenizer.json" if path.is_dir() else path
+
+
 def load_tokenizer(path: str | Path) -> Tokenizer:
     with reading(path):
         if Path(path).exists() and not Path(path).is_file():

@@ -34,7 +34,7 @@ from quern.tokens.documents import (
     READERS, TEXT, Document, Rows, Split, document_from_row, find_files, read_documents, read_rows,
 )
 from quern.tokens.encoding import (
-    TRAINED_SEPARATOR, encode, load_tokenizer, separator_id, train_bpe, vocabulary_size,
+    TRAINED_SEPARATOR, encode, load_tokenizer, separator_id, tokenizer_file, train_bpe, vocabulary_size,
 )
 from quern.tokens.made_files import BESIDE_TOKENIZER, META, NAMES, alone_in, check_replaceable, checksums, forget
 from quern.tokens.tally import Tally
@@ -54,7 +54,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--split", default="train", help="the dataset's split (default: train)")
     parser.add_argument("--text-field", help="field or column (default: text; with --chat, messages or conversations)")
     vocabulary = parser.add_mutually_exclusive_group(required=True)
-    vocabulary.add_argument("--tokenizer", type=path_argument, help="an existing tokenizer.json")
+    vocabulary.add_argument("--tokenizer", type=path_argument, help="an existing tokenizer.json, or its folder")
     vocabulary.add_argument(
         "--train-bpe", type=integer(LEAST_VOCABULARY, MOST_VOCABULARY), metavar="N",
         help="train a byte-level BPE of N entries on train",
@@ -286,6 +286,7 @@ def spellings(tokenizer: Tokenizer, tokens: Iterable[int]) -> str:
 
 def main(options: Namespace) -> None:
     check_together(options)
+    options.tokenizer = options.tokenizer and tokenizer_file(options.tokenizer)
     out, tally = options.out, Tally()
     given = tokenizer_files(options)
     own = options.tokenizer is not None and out.exists() and out.samefile(options.tokenizer.parent)
