@@ -110,6 +110,10 @@ TEST_CASE("a run that is not to save at its end leaves its checkpoints before it
   CHECK(quern_train(files, {"checkpoint.at_end=false"}).code == 0);
   CHECK(newest_step(files.at("run")) == 6);
   CHECK(events(files.at("run"), "end").size() == 1);
+  const Outcome again = quern_train(files, {"train.steps=6"});
+  CHECK(again.code == 0);
+  CHECK(
+      has(again.out, "warning: all 6 steps are done; raise train.steps to train on, or choose another log.directory"));
   CHECK(quern_train(files, {"checkpoint.at_end=false", "checkpoint.every=0", files.run("other")}).code == 0);
   CHECK(newest_step(files.at("other")) == -1);
   CHECK(fs::exists(files.at("other") + "/export/model.safetensors"));
@@ -136,6 +140,24 @@ TEST_CASE("plan prints memory and programs without data or a run directory") {
   check_fails(quern_run({"plan", files.config(), "--show", "program", "--pass", "fuze"}), 2, {"fuze"});
   check_fails(quern_run({"plan", files.config(), "--show", "programs"}), 2, {"programs"});
   CHECK_FALSE(fs::exists(files.at("run")));
+}
+
+TEST_CASE("a plan says where state is that stays on the device, or whole, in spite of its key") {
+  TinyFiles files;
+  const Outcome plan =
+      quern_run({"plan", files.config(), "--set", "parallel.ranks=2", "--set", "parallel.communicator=memcpy", "--set",
+                 "parallel.zero=1", "--set", "train.accumulation=2", "--set", "memory.master=disk", "--set",
+                 "memory.moments=disk"});
+  CHECK(plan.code == 0);
+  auto row = [&](const std::string& name) {
+    const std::size_t begin = plan.out.find("\n  " + name, plan.out.find("state of a rank")) + 1;
+    return plan.out.substr(begin, plan.out.find('\n', begin) - begin);
+  };
+  CHECK(has(row("master weights"), "  disk, "));
+  CHECK(has(row("master weights"), " on the device  none"));  // in fp32 ops read the masters themselves
+  CHECK(has(row("optimizer state"), "  disk  "));
+  CHECK(has(row("optimizer state"), "  ranks, "));  // vectors are whole
+  CHECK(row("optimizer state").ends_with(" whole"));
 }
 
 TEST_CASE("faults of config and data have their exit codes, before anything is written") {

@@ -148,8 +148,7 @@ void fail_without_checkpoint(const std::string& path, const NewestCheckpoint& ne
   if (!newest.skipped.empty())
     throw Error(ErrorCode::input, {.where = newest.skipped[0].path,
                                    .what = "the run's first checkpoint is not finished",
-                                   .next = "wait where the run still writes it; else run its quern train again, which "
-                                           "begins at step 0"});
+                                   .next = "if no process writes it, train again: the run begins at step 0"});
   const fs::path name = fs::path(path).lexically_normal();
   const std::string last = (name.has_filename() ? name : name.parent_path()).filename();
   if (last == "checkpoints" || last.starts_with(kStepPrefix))
