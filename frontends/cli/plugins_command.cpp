@@ -134,7 +134,9 @@ int check(const Arguments& arguments) {
       "device that communicators and stores work with")("ordinal", po::value<int>()->default_value(0)->value_name("N"),
                                                         "hardware unit of the device")(
       "limit", po::value<unsigned>()->default_value(600)->value_name("S"),
-      "seconds that a contract may take; 0: any number");
+      "seconds that a contract may take; 0: any number")(
+      "expect", po::value<std::string>()->default_value("")->value_name("FILE"),
+      "also compare with the values that the author expects")("write", "write FILE, for the author to review");
   if (!parse("quern plugins check PLUGIN [--set key=value] (PLUGIN: a file, or KIND/ID)", options, {"PLUGIN"},
              arguments, values))
     return 0;
@@ -142,6 +144,12 @@ int check(const Arguments& arguments) {
   if (values.count("set")) how.settings = values["set"].as<std::vector<std::string>>();
   how.device = values["device"].as<std::string>();
   how.ordinal = values["ordinal"].as<int>();
+  how.expected = values["expect"].as<std::string>();
+  how.write_expected = values.count("write") > 0;
+  if (how.write_expected && how.expected.empty())
+    throw Error(ErrorCode::config, {.where = "quern plugins check --write",
+                                    .what = "there is no file to write",
+                                    .expected = "--expect FILE beside it"});
   const auto limit = values["limit"].as<unsigned>();
   // Another process, so that a plugin that crashes or hangs leaves a verdict.
   std::cout.flush();

@@ -5,8 +5,10 @@
 
 BUILD is a build folder in which quern and its plugins are built. Mutants are made of the examples and, with --kernels,
 of the CPU device's kernels, which are then loaded as a device of another name beside the CPU device, the reference.
-Those that do not compile are left out. Prints a table of what was found, and each survivor with its change. FILE has
-the verdicts of an earlier run: what was found is taken from it, and only survivors and new mutants are checked.
+Those that do not compile are left out. An example is checked with its expected values. Prints a table of what was
+found, and each survivor with its change; no_fault.json beside this file has those that a reader has proven to be no
+fault, with the reason. FILE has the verdicts of an earlier run: what was found is taken from it, and only survivors and
+new mutants are checked.
 """
 
 import argparse
@@ -50,9 +52,16 @@ class Mutant:
     kind: str
     text: str  # of the line
 
-    def name(self) -> str:
+    def change(self) -> str:
         original = self.file.read_text().splitlines()[self.line].strip()
-        return f"{self.file.relative_to(ROOT)}:{self.line + 1}: {self.kind}: {original}  ->  {self.text.strip()}"
+        return f"{self.kind}: {original}  ->  {self.text.strip()}"
+
+    def name(self) -> str:
+        return f"{self.file.relative_to(ROOT)}:{self.line + 1}: {self.change()}"
+
+    def key(self) -> str:
+        """The same wherever the line is."""
+        return f"{self.file.relative_to(ROOT)}: {self.change()}"
 
 
 def is_code(line: str) -> bool:
@@ -80,6 +89,17 @@ def run(command: list[str], seconds: float) -> subprocess.CompletedProcess | Non
         return subprocess.run(command, capture_output=True, text=True, timeout=seconds, cwd=tempfile.gettempdir())
     except subprocess.TimeoutExpired:
         return None
+
+
+def is_broken(command: list[str]) -> bool:
+    """Whether a contract is broken; what follows it is not waited for."""
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
+                          cwd=tempfile.gettempdir()) as checking:
+        for line in checking.stdout:
+            if " BROKEN " in line or line.startswith("BROKEN "):
+                checking.terminate()
+                return True
+    return checking.returncode not in (0, 4)
 
 
 class Kit:
@@ -151,8 +171,11 @@ class Kit:
         done = run(["g++", "-fopenmp", *parts, str(changed), *self.link, *more, "-o", str(plugin)], 120)
         if done is None or done.returncode != 0:
             return "no mutant"
-        checked = run([str(self.build / "bin/quern"), "plugins", "check", str(plugin), "--limit", "20"], 300)
-        return "survived" if checked is not None and checked.returncode in (0, 4) else "found"
+        command = [str(self.build / "bin/quern"), "plugins", "check", str(plugin), "--limit", "60"]
+        expected = mutant.plugin / "expected.json"
+        if expected.exists():
+            command += ["--expect", str(expected)]
+        return "found" if is_broken(command) else "survived"
 
 
 def main():
@@ -178,7 +201,8 @@ def main():
     # In turn from each file, so that long files have no more of them than short ones, as far as these go.
     order = [mutant for turn in range(max(map(len, by_file))) for mutants in by_file for mutant in mutants[turn:turn + 1]]
     known = json.loads(options.record.read_text()) if options.record and options.record.exists() else {}
-    found, made = Counter(), Counter()
+    reasons = json.loads((Path(__file__).parent / "no_fault.json").read_text())
+    found, made, no_fault = Counter(), Counter(), Counter()
     with tempfile.TemporaryDirectory() as scratch:
         kit = Kit(options.build.resolve(), Path(scratch))
         for mutant in order:
@@ -194,8 +218,10 @@ def main():
             key = mutant.plugin.name if not options.kernels else mutant.file.stem, mutant.kind
             made[key] += 1
             found[key] += verdict == "found"
+            reason = reasons.get(mutant.key()) if verdict == "survived" else None
+            no_fault[key] += reason is not None
             if options.show or verdict == "survived":
-                print(f"{verdict}: {mutant.name()}", flush=True)
+                print(f"{verdict}: {mutant.name()}" + (f"\n    no fault: {reason}" if reason else ""), flush=True)
     kinds = sorted({kind for _, kind in made})
     print("\n| plugin | " + " | ".join(kinds) + " | all |\n| --- |" + " --- |" * (len(kinds) + 1))
     for plugin in [*sorted({name for name, _ in made}), "all"]:
@@ -204,6 +230,9 @@ def main():
             total = sum(made[key] for key in keys)
             return f"{sum(found[key] for key in keys)} of {total}" if total else ""
         print(f"| {plugin} | " + " | ".join(map(share, [*kinds, None])) + " |")
+    total, all_found, none = sum(made.values()), sum(found.values()), sum(no_fault.values())
+    print(f"\nfound {all_found} of {total}, {all_found / total:.1%}; without {none} that are no fault "
+          f"{all_found} of {total - none}, {all_found / (total - none):.1%}")
 
 
 if __name__ == "__main__":

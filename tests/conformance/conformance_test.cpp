@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include <fstream>
+#include <iterator>
 
 #include <doctest/doctest.h>
 
@@ -227,6 +228,71 @@ TEST_CASE("a schedule that is no number at one step of ten thousand, with an opt
 
 TEST_CASE("gradients that are wrong with another value of an option") {
   check_broken("model", "wrong_when_scaled", {"gradients of variants"}, {"with power = 1.5", "by finite differences"});
+}
+
+TEST_CASE("a communicator that takes memory that is not registered") {
+  check_broken("communicator", "any_memory", {"memory that is not registered"},
+               {"all_reduce of memory that is not registered", "accepted"});
+}
+
+TEST_CASE("a store that keeps the size of memory that it has seen") {
+  check_broken("offload", "knows_memory", {"memory that is not registered"},
+               {"a put of 5000 bytes at byte 0 of a block, byte 100"});
+}
+
+TEST_CASE("rounding by chance with one draw for a row, and rounding that is always up") {
+  check_setting("precision", "draws_once", "draws=row", "rounding", "roundings in drawn_rows of x");
+  check_setting("precision", "draws_once", "draws=none", "rounding", "the mean is");
+}
+
+TEST_CASE("states that grow without bound, and sums that forget what was there") {
+  check_sound(checked("model", "bad_state"));
+  check_setting("model", "bad_state", "fault=grows", "states", "finite numbers");
+  PluginHost host = run_host();
+  CheckOptions options;
+  options.settings = {"fault=forgets"};
+  const Report report = check(host, (kFolder / "model" / "libquern_bad_state.so").string(), options);
+  const std::string text = report.text();
+  CAPTURE(text);
+  CHECK(report.count(Verdict::broken) == 2);  // own ops in f32 and in bf16
+  CHECK(text.find("bad_state_sums, output 0 that adds up") != std::string::npos);
+}
+
+TEST_CASE("expected values are written, compared, and say what is another than the author meant") {
+  const TestDirectory directory;
+  const std::string file = directory / "expected.json";
+  auto expecting = [&](bool write, std::vector<std::string> settings) {
+    PluginHost host = run_host();
+    CheckOptions options;
+    options.settings = std::move(settings);
+    options.expected = file;
+    options.write_expected = write;
+    return check(host, "schedule/cosine", options);
+  };
+  auto contents = [&] {
+    std::ifstream stream(file);
+    return std::string{std::istreambuf_iterator<char>(stream), {}};
+  };
+  const Report lacking = expecting(false, {});
+  CHECK(lacking.text().find("cannot be read") != std::string::npos);
+  CHECK(lacking.exit_code() == static_cast<int>(ErrorCode::internal));
+  check_sound(expecting(true, {}));
+  const std::string once = contents();
+  CHECK(once.find("\"schedule/cosine\"") != std::string::npos);
+  check_sound(expecting(false, {}));
+  check_sound(expecting(true, {}));
+  CHECK(contents() == once);  // cases that are there are kept
+  const Report other = expecting(false, {"warmup=3"});
+  const std::string text = other.text();
+  CAPTURE(text);
+  CHECK(other.count(Verdict::broken) == 1);
+  CHECK(text.find("factors at steps") != std::string::npos);
+  std::ofstream(file) << "{\"schedule/cosine\": {\"cases\": [{\"sets\": []}]}}";
+  CHECK(expecting(false, {}).text().find("expected \"cases\", each with \"set\"") != std::string::npos);
+  std::ofstream(file) << "{";
+  CHECK(expecting(false, {}).text().find("is no JSON object") != std::string::npos);
+  std::ofstream(file) << "{\"schedule/cosine\": {\"cases\": [{\"set\": [\"no=1\"], \"gives\": {}}]}}";
+  CHECK(expecting(false, {}).text().find("no such option") != std::string::npos);
 }
 
 TEST_CASE("sound plugins of other kinds") {

@@ -5,6 +5,7 @@
 #include <filesystem>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include <doctest/doctest.h>
@@ -130,4 +131,27 @@ TEST_CASE("groups that are no machines of several ranks are refused") {
   refused(on_machines(2, 2, 1), {"found 2 with 2 ranks"});
   refused(with(on_machines(4, 2, 1), {"parallel.reduction=reproducible"}), {"reproducible"});
   refused(with(on_machines(2, 1, 1), {"parallel.across=mpi"}), {"parallel.across", "machines of 2 or more"});
+}
+
+TEST_CASE("sums of a model's states refuse micro-batches that ranks would run twice") {
+  const TinyFiles files;
+  const Overrides stateful =
+      with(steps_of("fp32"), {"model.id=bad_state", "checkpoint.export=false",
+                              "model.path=" QUERN_BUILD_DIR "/tests/conformance/model/libquern_bad_state.so"});
+  auto run = [&](int zero, int accumulation) {
+    return quern_train(files, with(stateful, {"parallel.ranks=2", "parallel.communicator=memcpy",
+                                              "parallel.zero=" + std::to_string(zero),
+                                              "train.accumulation=" + std::to_string(accumulation)}));
+  };
+  // With its shards over the ranks, the rank that has fewer micro-batches runs its last one again.
+  const Outcome refused = run(2, 3);
+  INFO(refused.err);
+  CHECK(refused.code == 2);
+  CHECK(has(refused.err, "train.accumulation: sums of the model's states would have micro-batches twice"));
+  CHECK(has(refused.err, "found 3, expected a multiple of 2, parallel.ranks; or set shard_gradients"));
+  for (const auto& [zero, accumulation] : {std::pair{2, 4}, {1, 3}}) {
+    const Outcome trained = run(zero, accumulation);
+    INFO(trained.err);
+    CHECK(trained.code == 0);
+  }
 }

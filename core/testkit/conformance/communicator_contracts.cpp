@@ -1,5 +1,6 @@
 // Of communicators: what they say, how they join, and then every collective and fault over groups of processes.
 #include <algorithm>
+#include <functional>
 
 #include "conformance/communicator_group.h"
 #include "conformance/contracts.h"
@@ -53,6 +54,39 @@ std::string aborts(const Subject& subject) {
   return "";
 }
 
+/// Calls with memory that was not registered, is so no longer, or ends beyond what was.
+std::string unregistered(const Subject& subject) {
+  const TestDirectory scratch;
+  run_all_ranks(1, kLimit, [&](int rank) -> std::string {
+    Joined joined(subject, scratch.path(), rank, 1);
+    Communicator& c = *joined.communicator;
+    const testkit::DeviceMemory never(*joined.device, 4096), once(*joined.device, 4096);
+    c.register_buffer(once.data(), 4096);
+    c.unregister_buffer(once.data());
+    const Registered block(joined, 4096);
+    const View good{block.memory.data(), DType::f32, {512}};
+    const std::pair<const char*, View> bad[] = {
+        {"memory that is not registered", {never.data(), DType::f32, {512}}},
+        {"memory that is not registered any more", {once.data(), DType::f32, {512}}},
+        {"more than was registered", {block.memory.data(), DType::f32, {1025}}},
+        {"memory behind what was registered", {static_cast<char*>(block.memory.data()) + 4096, DType::f32, {1}}}};
+    for (const auto& [what, view] : bad) {
+      auto refused = [&, of = std::string(" of ") + what](const char* call, const std::function<void()>& action) {
+        need_refusal(call + of, ErrorCode::internal, action);
+      };
+      refused("all_reduce", [&] { c.all_reduce(view, Reduction::sum, joined.stream); });
+      refused("broadcast", [&] { c.broadcast(view, 0, joined.stream); });
+      refused("all_gather", [&] { c.all_gather(view, view, {}, joined.stream); });
+      refused("reduce_scatter", [&] { c.reduce_scatter(view, view, {}, Reduction::sum, joined.stream); });
+    }
+    c.all_reduce(good, Reduction::sum, joined.stream);
+    joined.device->synchronize(joined.stream);
+    need(!c.error(), "error() after calls that were refused", c.error().value_or(""), "nothing");
+    return "";
+  });
+  return "16 calls";
+}
+
 std::string grows(const Subject& subject) {
   const TestDirectory scratch;
   const auto outcomes = run_all_ranks(1, kLimit, [&](int rank) {
@@ -93,6 +127,7 @@ void check_communicator(Report& report, const Subject& subject) {
   });
   if (!holds) sizes = {1};
   check_collectives(report, subject, sizes);
+  report.contract("memory that is not registered", [&] { return unregistered(subject); });
   report.contract("calls leave nothing", [&] { return grows(subject); });
   report.contract("abort", [&] { return aborts(subject); });
   if (sizes.size() > 1) check_communicator_faults(report, subject, std::min(sizes.back(), 3));

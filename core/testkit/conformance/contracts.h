@@ -1,6 +1,9 @@
 #pragma once
 // The contracts of each kind, a file each; docs/conformance.md lists them.
 
+#include <map>
+#include <string>
+
 #include "conformance/report.h"
 #include "conformance/subject.h"
 
@@ -18,5 +21,8 @@ void check_communicator(Report& report, const Subject& subject);
 void check_offload_store(Report& report, const Subject& subject);
 void check_optimizer(Report& report, const Subject& subject);
 void check_schedule(Report& report, const Subject& subject);
+
+/// Files of a log sink, by name, that was given one event of each kind and then destroyed.
+std::map<std::string, std::string> written_log(const Subject& subject);
 
 }  // namespace quern::conformance

@@ -84,7 +84,7 @@ std::vector<LogEvent> events() {
       {"eval", {{"step", std::int64_t{3}}, {"loss", infinity}}},
       {"telemetry", {{"step", std::int64_t{3}}, {"power_W", 301.5}, {"slowed_by", string("power limit")}}},
       {"scale", {{"step", std::int64_t{3}}, {"tensor", string("x.e4m3")}, {"layer", std::int64_t{0}}, {"amax", 2.5}}},
-      {"checkpoint", {{"step", std::int64_t{3}}, {"path", string("a \"quoted\" path\n\ttwo lines \xc3\xa9 \xff")}}},
+      {"checkpoint", {{"step", std::int64_t{3}}, {"path", string("a \"quoted\" path\r\n\ttwo\rlines \xc3\xa9 \xff")}}},
       {"warning", {{"text", string()}}},
       {"of a kind that nobody knows", {{"most", std::numeric_limits<std::int64_t>::max()}, {"empty", string()}}},
       {"step", {}},
@@ -238,6 +238,13 @@ std::string grows(const Subject& subject) {
 }
 
 }  // namespace
+
+std::map<std::string, std::string> written_log(const Subject& subject) {
+  Sinking sinking;
+  std::map<std::string, std::string> files = sinking.write(subject, false).after;
+  files.erase("standard output");  // what a terminal shows
+  return files;
+}
 
 void check_log_sink(Report& report, const Subject& subject) {
   report.contract("takes all events", [&] { return takes_events(subject); });

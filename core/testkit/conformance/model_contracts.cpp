@@ -421,6 +421,37 @@ std::string repeats(const Subject& subject) {
   return "a second run and recomputation change no bit";
 }
 
+/// States of the model are moved by steps alone, and stay finite.
+std::string states(const Subject& subject) {
+  Made made = fresh(subject);
+  Trial& trial = *made.trial;
+  std::vector<PlannedTensor> found;
+  for (const PlannedTensor& tensor : trial.plan().tensors)
+    if (tensor.owner == TensorOwner::precision) found.push_back(tensor);  // in fp32 all such states are the model's
+  if (found.empty()) return "none";
+  auto values = [&] {
+    std::vector<std::vector<float>> all;
+    for (const PlannedTensor& tensor : found) all.push_back(trial.tensor(tensor.kind, tensor.parameter, tensor.layer));
+    return all;
+  };
+  const auto before = values();
+  trial.loss(batch_for(trial, 3));
+  need(values() == before, "states after an evaluation", "changed", "as before");
+  trial.gradients(batch_for(trial, 3));
+  need(values() == before, "states after a micro-batch, before the step's update", "changed", "as before");
+  for (std::uint32_t step = 0; step < 50; ++step) {
+    trial.train(step, step + 1);
+    const auto now = values();
+    for (std::size_t i = 0; i < now.size(); ++i) {
+      const std::string what =
+          "state " + found[i].kind + tensor_name(found[i]) + " after " + std::to_string(step + 1) + " steps";
+      for (float value : now[i]) need(std::isfinite(value), what, number(value), "finite numbers");
+      need(step != 4 || now[i] != before[i], what, "as at the start", "moved");
+    }
+  }
+  return std::to_string(found.size()) + ", finite over 50 steps";
+}
+
 std::string trains_in_bf16(const Subject& subject) {
   const testkit::PlainPrecision bf16(DType::bf16);
   Made narrow = fresh(subject, &bf16), wide = fresh(subject);
@@ -459,6 +490,7 @@ void check_model(Report& report, const Subject& subject) {
       });
   report.contract("causal", [&] { return causal(subject); });
   report.contract("determinism", [&] { return repeats(subject); });
+  report.contract("states", [&] { return states(subject); });
   report.contract("bf16", [&] { return trains_in_bf16(subject); });
   report.contract("save and restore", [&] { return model_resumes(subject); });
 }

@@ -5,6 +5,7 @@
 
 #include "base/files/test_directory.h"
 #include "conformance/contracts.h"
+#include "conformance/flipped_bit.h"
 #include "conformance/growth.h"
 #include "quern/error.h"
 #include "quern/testkit/device_memory.h"
@@ -55,8 +56,10 @@ Bytes pattern(std::size_t count, unsigned seed) {
 }
 
 void need_same(const std::string& what, const Bytes& got, const Bytes& want) {
+  if (got == want) return;  // texts are made of the first difference alone
   for (std::size_t i = 0; i < want.size(); ++i)
-    need(got[i] == want[i], what + ", byte " + std::to_string(i), std::to_string(got[i]), std::to_string(want[i]));
+    if (got[i] != want[i])
+      broken(what + ", byte " + std::to_string(i), std::to_string(got[i]), std::to_string(want[i]));
 }
 
 constexpr std::size_t kSizes[] = {1, 7, 4096, 100003};
@@ -179,6 +182,47 @@ std::string neighbours(const Subject& subject) {
   return "200 rounds";
 }
 
+/// Memory that the store has not seen before, at any address, and at one that it has seen with fewer bytes; given back
+/// behind the call, and then another's.
+std::string any_memory(const Subject& subject) {
+  Opened opened(subject);
+  Device& device = *opened.device;
+  constexpr std::size_t kBytes = 70001;
+  const OffloadSlot slot = opened.store->reserve(kBytes);
+  DeviceMemory block(device, kBytes + 8);
+  auto* begin = static_cast<unsigned char*>(block.data());
+  int calls = 0;
+  for (const std::size_t at : {std::size_t{0}, std::size_t{1}, std::size_t{7}})
+    for (const std::size_t bytes : {std::size_t{100}, std::size_t{5000}, kBytes}) {
+      const Bytes want = pattern(bytes, static_cast<unsigned>(++calls));
+      const std::string what = std::to_string(bytes) + " bytes at byte " + std::to_string(at) + " of a block";
+      device.fill(begin, 0xee, kBytes + 8, opened.stream);
+      device.copy(begin + at, want.data(), bytes, opened.stream);
+      opened.store->put(slot, 0, begin + at, bytes, opened.stream);
+      device.fill(begin, 0xee, kBytes + 8, opened.stream);
+      device.synchronize(opened.stream);
+      need_same("a put of " + what, opened.get(slot, 0, bytes), want);
+      opened.store->get(slot, 0, begin + at, bytes, opened.stream);
+      device.synchronize(opened.stream);
+      Bytes all(kBytes + 8), around(kBytes + 8, 0xee);
+      block.read(all.data());
+      std::copy(want.begin(), want.end(), around.begin() + static_cast<std::ptrdiff_t>(at));
+      need_same("a get of " + what, all, around);
+    }
+  for (const MemoryKind kind : {MemoryKind::device, MemoryKind::pinned})
+    for (int round = 0; round < 20; ++round) {
+      const std::size_t bytes = 3000 * static_cast<std::size_t>(round + 1);
+      const Bytes want = pattern(bytes, static_cast<unsigned>(++calls));
+      void* memory = device.allocate(kind, bytes);
+      device.copy(memory, want.data(), bytes, opened.stream);
+      opened.store->put(slot, 0, memory, bytes, opened.stream);
+      device.synchronize(opened.stream);
+      device.release(kind, memory);
+      need_same("a put of memory that is given back behind it", opened.get(slot, 0, bytes), want);
+    }
+  return std::to_string(calls) + " calls";
+}
+
 std::string maps(const Subject& subject) {
   Opened opened(subject);
   const OffloadSlot slot = opened.store->reserve(4099);
@@ -235,6 +279,11 @@ void check_offload_store(Report& report, const Subject& subject) {
   report.contract("streams", [&] { return streams(subject); });
   report.contract("flush", [&] { return flushes(subject); });
   report.contract("neighbouring parts", [&] { return neighbours(subject); });
+  report.contract("memory that is not registered", [&] { return any_memory(subject); });
+  report.contract("a bit that flips", [&] {
+    // A store that has checksums reports it. One without may give what it has; then the author states so.
+    return std::string(name_of(after_flipped_bit(subject)));
+  });
   report.contract("map", [&] { return maps(subject); });
   report.contract("calls leave nothing", [&] { return grows(subject); });
   report.contract("a slot that is too large", [&] { return refuses(subject); });

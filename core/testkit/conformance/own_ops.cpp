@@ -10,6 +10,7 @@
 #include "conformance/report.h"
 #include "quern/testkit/device_memory.h"
 #include "quern/testkit/op_comparison.h"
+#include "quern/testkit/op_launch.h"
 
 namespace quern::conformance {
 
@@ -147,6 +148,31 @@ void need_same_bits(const OpInstance& op, Device& device) {
   }
 }
 
+/// An output that adds up has what was there before and the value of the same op that does not.
+void check_sums(const OpInstance& op, Device& device) {
+  OpInstance alone = op;
+  for (Operand& output : alone.outputs) output.accumulate = false;
+  if (!device.query(alone).refusal.empty()) return;
+  const std::vector<PoisonedTensor> inputs = operands_of(op, 5);
+  std::vector<View> views;
+  for (std::size_t i = 0; i < inputs.size(); ++i) views.push_back(op.inputs[i].present ? inputs[i].view() : View{});
+  const auto got = testkit::launch_once(device, op, views), added = testkit::launch_once(device, alone, views);
+  for (std::size_t o = 0; o < op.outputs.size(); ++o) {
+    const Operand& output = op.outputs[o];
+    if (!output.present || !output.accumulate) continue;
+    PoisonedTensor before(output.dtype, output.extents);
+    testkit::fill_added_to(device, before.view(), device.stream(StreamKind::compute));
+    device.synchronize(device.stream(StreamKind::compute));
+    std::vector<float> want = before.floats();
+    const std::vector<float> more = added[o].floats();
+    for (std::size_t i = 0; i < want.size(); ++i) want[i] += more[i];
+    const std::string differs =
+        testkit::mismatch(got[o].floats(), want, output.dtype == DType::bf16 ? 0x1p-7 : 1e-5, 1e-5);
+    need(differs.empty(), op.kind + ", output " + std::to_string(o) + " that adds up", differs,
+         "what was there, and the op's value");
+  }
+}
+
 void check_form(const OpInstance& op, const OpSpec& spec, Device& device) {
   const std::vector<PoisonedTensor> inputs = operands_of(op, 5);
   const OpComparison comparison = comparison_of(op, inputs);
@@ -187,9 +213,9 @@ std::string check_own_ops(const Subject& subject, const Plan& plan) {
         std::find_if(own.begin(), own.end(), [&](const OpSpec& known) { return known.kind == task.instance.kind; });
     const bool sums = std::any_of(task.instance.outputs.begin(), task.instance.outputs.end(),
                                   [](const Operand& output) { return output.accumulate; });
-    if (spec == own.end() || sums || std::find(seen.begin(), seen.end(), task.instance) != seen.end()) continue;
+    if (spec == own.end() || std::find(seen.begin(), seen.end(), task.instance) != seen.end()) continue;
     seen.push_back(task.instance);
-    check_form(task.instance, *spec, *device);
+    sums ? check_sums(task.instance, *device) : check_form(task.instance, *spec, *device);
     kinds.insert(task.instance.kind);
   }
   return std::to_string(seen.size()) + " forms of " + format_list({kinds.begin(), kinds.end()});

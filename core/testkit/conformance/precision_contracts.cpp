@@ -8,6 +8,7 @@
 #include "conformance/product_run.h"
 #include "conformance/trial.h"
 #include "quern/numeric.h"
+#include "quern/testkit/independence.h"
 #include "quern/testkit/tiny_model.h"
 
 namespace quern::conformance {
@@ -226,6 +227,35 @@ std::string denormals(const Subject& subject, Device& device) {
   return "";
 }
 
+/// Rounding to int8 is to the nearest integer, or up as often as the number asks for, with a draw for each element.
+std::string rounding(const Subject& subject, Device& device) {
+  constexpr ProductSize kLarge{256, 192, 160};
+  std::size_t nearest = 0, chance = 0;
+  for (const Form& form : forms(subject)) {
+    ProductRun run(subject.host, *form.backend, device, What::linear, kLarge);
+    run.run(random_inputs(What::linear, kLarge, form.backend->traits().activation));
+    for (const ProductRun::Quantization& made : run.quantizations()) {
+      const std::string what = made.label + form.label;
+      std::vector<double> draws;
+      bool is_nearest = true;
+      for (std::size_t i = 0; i < made.codes.size(); ++i) {
+        const double exact = made.exact[i], code = made.codes[i], below = std::floor(exact), up = exact - below;
+        // The quotient's own rounding in fp32 may pass an integer, or a half.
+        need(code > exact - 1 - 1e-4 && code < exact + 1 + 1e-4, "element " + std::to_string(i) + " of " + what,
+             number(code), "an integer beside " + number(exact));
+        is_nearest = is_nearest && std::fabs(code - exact) <= 0.5 + 1e-4;
+        if (up > 0.1 && up < 0.9) draws.push_back(((code > exact ? 1 : 0) - up) / std::sqrt(up * (1 - up)));
+      }
+      ++(is_nearest ? nearest : chance);
+      if (is_nearest) continue;
+      const std::string found = testkit::dependence(draws);
+      need(found.empty(), "roundings in " + what, found,
+           "up as often as the number asks for, with a draw for each element");
+    }
+  }
+  return std::to_string(nearest) + " quantizations to the nearest integer, " + std::to_string(chance) + " by chance";
+}
+
 testkit::TinyModelOptions small_model() {
   return {
       .layers = 2, .width = 32, .vocabulary = 80, .heads = 4, .kv_heads = 2, .head_dim = 8, .ffn = 48, .bias = true};
@@ -331,6 +361,7 @@ void check_precision(Report& report, const Subject& subject) {
   report.contract("zeros", [&] { return zeros(subject, *device); });
   report.contract("infinities", [&] { return infinities(subject, *device); });
   report.contract("denormals", [&] { return denormals(subject, *device); });
+  report.contract("rounding", [&] { return rounding(subject, *device); });
   report.contract("gradients", [&] { return whole_model(subject, model); });
   report.contract("guard", [&] { return guards(subject, model); });
   report.contract("determinism", [&] { return repeats(subject, model); });

@@ -150,6 +150,35 @@ void ProductRun::advance_states() {
   }
 }
 
+std::vector<ProductRun::Quantization> ProductRun::quantizations() {
+  std::vector<Quantization> all;
+  for (const Op& op : lowered_.joint.program.ops) {
+    const OpSpec& spec = ops_.at(op.kind);
+    if (!spec.quantized) continue;
+    const View x = memory(op.inputs[0]).view();
+    const std::vector<float> values = testkit::to_floats(x);
+    for (const OpSpec::QuantizedOutput& output : spec.quantized(op.attributes)) {
+      const ValueId code = op.outputs[output.codes];
+      if (code == kNoValue || !read_[static_cast<std::size_t>(code)] || op.outputs[output.scale] == kNoValue) continue;
+      const View q = memory(code).view();
+      const std::vector<float> codes = testkit::to_floats(q),
+                               scales = testkit::to_floats(memory(op.outputs[output.scale]).view());
+      const std::size_t rows = static_cast<std::size_t>(q.extents[0]), columns = codes.size() / rows;
+      const bool turned = q.extents != x.extents;
+      if (q.dtype != DType::i8 || values.size() != codes.size() || (scales.size() != 1 && scales.size() != rows))
+        continue;
+      Quantization& made = all.emplace_back();
+      made.label = op.kind + " of " + lowered_.joint.program[op.inputs[0]].name;
+      for (std::size_t i = 0; i < codes.size(); ++i) {
+        const std::size_t row = i / columns, column = i % columns;
+        made.exact.push_back(double{values[turned ? column * rows + row : i]} / scales[scales.size() == 1 ? 0 : row]);
+        made.codes.push_back(codes[i]);
+      }
+    }
+  }
+  return all;
+}
+
 double ProductRun::error_bound(const std::string& result) const {
   const Program& program = lowered_.joint.program;
   std::set<ValueId> made{results_.at(result)};

@@ -14,6 +14,8 @@ struct CheckOptions {
   std::vector<std::string> settings;  ///< "key=value", options of the plugin under test
   std::string device = "cpu";         ///< that communicators and stores work with
   int ordinal = 0;
+  std::string expected = {};    ///< file of expected values; empty: there is none
+  bool write_expected = false;  ///< writes the file instead of comparing
 };
 
 struct Subject {
@@ -33,6 +35,12 @@ struct Subject {
     return host.create<Interface>(factory.id, changed);
   }
 };
+
+/// The key of "key=value".
+std::string key_of(const std::string& setting);
+bool has_option(const Factory& factory, const std::string& key);
+/// The defaults, the kit's values for sizes, and the settings that are this implementation's.
+OptionValues values_of(PluginHost& host, const Factory& factory, const CheckOptions& options);
 
 /// Other values of an option than it has here, from which one may be taken.
 std::vector<OptionValue> other_values(const OptionSpec& spec, const OptionValue& now);

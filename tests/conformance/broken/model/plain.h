@@ -6,6 +6,7 @@
 
 class PlainModel : public quern::testkit::TinyModel {
  public:
+  using TinyModel::TinyModel;
   std::vector<quern::ParameterSpec> parameters() const override {
     auto list = TinyModel::parameters();
     for (quern::ParameterSpec& spec : list)
