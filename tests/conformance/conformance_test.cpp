@@ -247,10 +247,10 @@ TEST_CASE("rounding by chance with one draw for a row, and rounding that is alwa
 
 TEST_CASE("states that grow without bound, and sums that forget what was there") {
   check_sound(checked("model", "bad_state"));
-  check_setting("model", "bad_state", "fault=grows", "states", "finite numbers");
+  check_setting("model", "bad_state", "fault=1", "states", "finite numbers");
   PluginHost host = run_host();
   CheckOptions options;
-  options.settings = {"fault=forgets"};
+  options.settings = {"fault=2"};
   const Report report = check(host, (kFolder / "model" / "libquern_bad_state.so").string(), options);
   const std::string text = report.text();
   CAPTURE(text);

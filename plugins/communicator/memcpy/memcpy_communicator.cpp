@@ -185,8 +185,9 @@ void MemcpyCommunicator::leave(Signal last, Stream stream) {
 
 void MemcpyCommunicator::all_reduce(const View& in_out, Reduction reduction, Stream stream) {
   need_reducible(kWhere, in_out.dtype, reduction);
-  if (!begins(stream) || size_ == 1) return;
+  if (!begins(stream)) return;
   const Place place = place_of(in_out);
+  if (size_ == 1) return;
   const std::vector<Slab> slabs = summed_slabs(in_out.count(), size_);
   const Slab& own = slabs[static_cast<std::size_t>(rank_)];
   if (!enter(call_of(Call::Kind::all_reduce, in_out, static_cast<std::uint32_t>(reduction), {}, place), stream)) return;
@@ -214,8 +215,8 @@ void MemcpyCommunicator::reduce_scatter(const View& in, const View& out, Counts 
   const Slab& own = slabs[static_cast<std::size_t>(rank_)];
   need_same(kWhere, "reduce_scatter", out, own.count, in.dtype);
   if (!begins(stream)) return;
-  if (size_ == 1) return copy(out.data, in.data, own.count, in.dtype, stream);
   const Place place = place_of(in);
+  if (size_ == 1) return copy(out.data, in.data, own.count, in.dtype, stream);
   if (!enter(call_of(Call::Kind::reduce_scatter, in, static_cast<std::uint32_t>(reduction), counts, place), stream))
     return;
   if (relay_) {
@@ -233,8 +234,8 @@ void MemcpyCommunicator::all_gather(const View& in, const View& out, Counts coun
   const Slab& own = slabs[static_cast<std::size_t>(rank_)];
   need_same(kWhere, "all_gather", in, own.count, out.dtype);
   if (!begins(stream)) return;
-  if (size_ == 1) return copy(out.data, in.data, own.count, out.dtype, stream);
   const Place place = place_of(out);
+  if (size_ == 1) return copy(out.data, in.data, own.count, out.dtype, stream);
   if (!enter(call_of(Call::Kind::all_gather, out, 0, counts, place), stream)) return;
   copy(at(place, rank_, own.begin, out.dtype), in.data, own.count, out.dtype, stream);
   if (relay_) {
@@ -252,8 +253,8 @@ void MemcpyCommunicator::all_gather(const View& in, const View& out, Counts coun
 void MemcpyCommunicator::all_to_all(const View& in, const View& out, Counts counts, Stream stream) {
   const AllToAll slabs(kWhere, in, out, counts, rank_, size_);
   if (!begins(stream)) return;
-  if (size_ == 1) return copy(out.data, in.data, in.count(), in.dtype, stream);
   const Place place = place_of(in);
+  if (size_ == 1) return copy(out.data, in.data, in.count(), in.dtype, stream);
   // Every rank sends as much as its row says, so `in` has another size on each.
   const View whole{in.data, in.dtype, {counts.empty() ? in.count() : 0}};
   if (!enter(call_of(Call::Kind::all_to_all, whole, 0, counts, place), stream)) return;
@@ -280,8 +281,9 @@ void MemcpyCommunicator::all_to_all(const View& in, const View& out, Counts coun
 
 void MemcpyCommunicator::broadcast(const View& in_out, int root, Stream stream) {
   need_root(kWhere, root, size_);
-  if (!begins(stream) || size_ == 1) return;
+  if (!begins(stream)) return;
   const Place place = place_of(in_out);
+  if (size_ == 1) return;
   const Call all = call_of(Call::Kind::broadcast, in_out, static_cast<std::uint32_t>(root), {}, place);
   if (relay_) {
     if (!enter(all, stream)) return;

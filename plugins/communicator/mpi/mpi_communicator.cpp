@@ -201,10 +201,11 @@ void MpiCommunicator::gather(const Call& call, const View& out, const std::vecto
 
 void MpiCommunicator::all_reduce(const View& in_out, Reduction reduction, Stream stream) {
   need_reducible(kWhere, in_out.dtype, reduction);
-  if (!begins(stream) || size_ == 1) return;
+  if (!begins(stream)) return;
+  const Call all = call(Call::Kind::all_reduce, in_out, static_cast<std::uint32_t>(reduction), {}, in_out);
+  if (size_ == 1) return;
   const std::vector<Slab> slabs = summed_slabs(in_out.count(), size_);
   const Slab& own = slabs[static_cast<std::size_t>(rank_)];
-  const Call all = call(Call::Kind::all_reduce, in_out, static_cast<std::uint32_t>(reduction), {}, in_out);
   reduce(all, in_out, slabs, {at(in_out, own.begin), in_out.dtype, {own.count}}, reduction, stream);
   gather(all, in_out, slabs, stream);
 }
@@ -215,9 +216,9 @@ void MpiCommunicator::reduce_scatter(const View& in, const View& out, Counts cou
   const std::vector<Slab> slabs = cut(kWhere, "reduce_scatter", counts, in.count(), size_);
   need_same(kWhere, "reduce_scatter", out, slabs[static_cast<std::size_t>(rank_)].count, in.dtype);
   if (!begins(stream)) return;
+  const Call all = call(Call::Kind::reduce_scatter, in, static_cast<std::uint32_t>(reduction), counts, in);
   if (size_ == 1) return copy(out.data, in.data, in.bytes(), stream);
-  reduce(call(Call::Kind::reduce_scatter, in, static_cast<std::uint32_t>(reduction), counts, in), in, slabs, out,
-         reduction, stream);
+  reduce(all, in, slabs, out, reduction, stream);
 }
 
 void MpiCommunicator::all_gather(const View& in, const View& out, Counts counts, Stream stream) {
@@ -225,19 +226,20 @@ void MpiCommunicator::all_gather(const View& in, const View& out, Counts counts,
   const Slab& own = slabs[static_cast<std::size_t>(rank_)];
   need_same(kWhere, "all_gather", in, own.count, out.dtype);
   if (!begins(stream)) return;
+  const Call all = call(Call::Kind::all_gather, out, 0, counts, out);
   copy(at(out, own.begin), in.data, in.bytes(), stream);
-  if (size_ > 1) gather(call(Call::Kind::all_gather, out, 0, counts, out), out, slabs, stream);
+  if (size_ > 1) gather(all, out, slabs, stream);
 }
 
 void MpiCommunicator::all_to_all(const View& in, const View& out, Counts counts, Stream stream) {
   const AllToAll slabs(kWhere, in, out, counts, rank_, size_);
   if (!begins(stream)) return;
-  const Transfer own = part_of(in, slabs.sent(rank_, rank_), rank_);
-  copy(part_of(out, slabs.received(rank_), rank_).memory, own.memory, own.bytes, stream);
-  if (size_ == 1) return;
   // Every rank sends as much as its row says, so `in` has another size on each.
   const View whole{in.data, in.dtype, {counts.empty() ? in.count() : 0}};
   Exchange exchange{.call = call(Call::Kind::all_to_all, whole, 0, counts, in)};
+  const Transfer own = part_of(in, slabs.sent(rank_, rank_), rank_);
+  copy(part_of(out, slabs.received(rank_), rank_).memory, own.memory, own.bytes, stream);
+  if (size_ == 1) return;
   for (int step = 1; step < size_; ++step) {
     const int peer = (rank_ + step) % size_;
     exchange.out.push_back(part_of(in, slabs.sent(rank_, peer), peer));
@@ -248,9 +250,10 @@ void MpiCommunicator::all_to_all(const View& in, const View& out, Counts counts,
 
 void MpiCommunicator::broadcast(const View& in_out, int root, Stream stream) {
   need_root(kWhere, root, size_);
-  if (!begins(stream) || size_ == 1) return;
+  if (!begins(stream)) return;
   const Slab whole{0, in_out.count()};
   Exchange exchange{.call = call(Call::Kind::broadcast, in_out, static_cast<std::uint32_t>(root), {}, in_out)};
+  if (size_ == 1) return;
   if (rank_ != root) exchange.in.push_back(part_of(in_out, whole, root));
   for (int step = 1; rank_ == root && step < size_; ++step)
     exchange.out.push_back(part_of(in_out, whole, (rank_ + step) % size_));

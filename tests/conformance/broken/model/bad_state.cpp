@@ -1,8 +1,9 @@
-// Faults in a state that an op advances, the running mean of the final norm: "grows" multiplies it until it is
-// infinite, "forgets" drops the sums of earlier micro-batches.
+// Faults in a state that an op advances, the running mean of the final norm: 1 multiplies it until it is
+// infinite, 2 drops the sums of earlier micro-batches.
 #include <algorithm>
 
 #include "plain.h"
+#include "quern/hf_config.h"
 #include "quern/numeric.h"
 #include "quern/options.h"
 
@@ -11,32 +12,35 @@ namespace {
 using namespace quern;
 
 struct Options {
-  std::string fault = "none";
+  std::int64_t fault = 0;
 };
 
 OptionTable<Options> options() {
   OptionTable<Options> t;
-  t.add("fault", &Options::fault, "what is wrong").one_of({"none", "grows", "forgets"});
+  t.add("fault", &Options::fault, "0: nothing, 1: grows, 2: forgets").at_least(0).at_most(2);
   return t;
 }
 
-/// bad_state_sums(x (N, C)) -> (C + 1) f64; bad_state_advance(mean, sums) -> mean
+HfModel hf_model() { return {.model_type = "plain", .architecture = "PlainForCausalLM", .options = options().specs()}; }
+
+/// bad_state_sums(x (N, C), mean, which keeps the state in the program) -> (C + 1) f64; bad_state_advance(mean, sums)
+/// -> mean
 class State final : public Kernel {
  public:
   explicit State(const OpInstance& op)
-      : sums_(op.kind == "bad_state_sums"), add_(op.outputs[0].accumulate), fault_(op.attributes.word("fault")) {}
+      : sums_(op.kind == "bad_state_sums"), add_(op.outputs[0].accumulate), fault_(op.attributes.integer("fault")) {}
   void launch(std::span<const View> in, std::span<const View> out, const Exec&) const override {
     const std::int64_t columns = in[0].columns();
     if (!sums_) {
       for (std::int64_t c = 0; c < in[0].count(); ++c) {
         const double mean = in[1].as<double>()[c] / in[1].as<double>()[in[0].count()];
-        float& value = out[0].as<float>()[c];
-        value = static_cast<float>(fault_ == "grows" ? 100.0 * value + mean : 0.9 * value + 0.1 * mean);
+        const float value = in[0].as<float>()[c];
+        out[0].as<float>()[c] = static_cast<float>(fault_ == 1 ? 100.0 * value + mean : 0.9 * value + 0.1 * mean);
       }
       return;
     }
     double* sums = out[0].as<double>();
-    if (!add_ || fault_ == "forgets") std::fill_n(sums, columns + 1, 0.0);
+    if (!add_ || fault_ == 2) std::fill_n(sums, columns + 1, 0.0);
     for (std::int64_t i = 0; i < in[0].count(); ++i)
       sums[i % columns] +=
           in[0].dtype == DType::f32 ? in[0].as<float>()[i] : bf16_to_float(in[0].as<std::uint16_t>()[i]);
@@ -45,12 +49,12 @@ class State final : public Kernel {
 
  private:
   bool sums_, add_;
-  std::string fault_;
+  std::int64_t fault_;
 };
 
 class BadState final : public PlainModel {
  public:
-  explicit BadState(Options options) : PlainModel({.vocabulary = 64}), fault_(std::move(options.fault)) {}
+  explicit BadState(const Options& options) : PlainModel({.vocabulary = 64}), fault_(options.fault) {}
   void head(ProgramBuilder& b) const override {
     ValueId x = b.stream(traits().width);
     ValueId normed = b.rms_norm(x, "final_norm.weight", 1e-6, "final_norm");
@@ -58,12 +62,17 @@ class BadState final : public PlainModel {
                             .extents = {traits().width},
                             .advance = "bad_state_advance",
                             .attributes = {{"fault", fault_}}});
-    b.advance_by(mean, b.op("bad_state_sums", {normed}, "sums", {{"fault", fault_}})[0]);
+    b.advance_by(mean, b.op("bad_state_sums", {normed, mean}, "sums", {{"fault", fault_}})[0]);
     b.output(b.lm_loss(normed, "lm_head.weight"));
+  }
+  std::string hf_config() const override {
+    OptionValues fields;
+    fields.set("fault", fault_);
+    return write_hf_config(hf_model(), fields);
   }
 
  private:
-  std::string fault_;
+  std::int64_t fault_;
 };
 
 }  // namespace
@@ -72,7 +81,7 @@ QUERN_PLUGIN("model", "bad_state", manifest) {
   manifest.version = "1.0";
   manifest.licence = "Apache-2.0";
   manifest.ops.push_back({.kind = "bad_state_sums",
-                          .inputs = {"x"},
+                          .inputs = {"x", "mean"},
                           .outputs = {"sums"},
                           .infer =
                               [](InferContext& c) {
@@ -91,6 +100,7 @@ QUERN_PLUGIN("model", "bad_state", manifest) {
                           .updates = {{0, 0}}});
   for (const char* op : {"bad_state_sums", "bad_state_advance"})
     manifest.kernels.push_back({"cpu", op, [](const OpInstance& op) { return std::make_unique<State>(op); }});
-  manifest.add<Model>("bad_state", "a state that goes wrong", options().specs(),
-                      [](const OptionValues& values) { return std::make_unique<BadState>(options().bind(values)); });
+  manifest.add<Model>("bad_state", "a state that goes wrong", hf_model().options, [](const OptionValues& given) {
+    return std::make_unique<BadState>(options().bind(model_options(given, hf_model())));
+  });
 }
