@@ -54,7 +54,7 @@ std::string aborts(const Subject& subject) {
   return "";
 }
 
-/// Calls with memory that was not registered, is so no longer, or ends beyond what was.
+/// Calls with memory that was not registered, is so no longer, or ends beyond its buffer.
 std::string unregistered(const Subject& subject) {
   const TestDirectory scratch;
   run_all_ranks(1, kLimit, [&](int rank) -> std::string {
@@ -69,7 +69,7 @@ std::string unregistered(const Subject& subject) {
         {"memory that is not registered", {never.data(), DType::f32, {512}}},
         {"memory that is not registered any more", {once.data(), DType::f32, {512}}},
         {"more than was registered", {block.memory.data(), DType::f32, {1025}}},
-        {"memory behind what was registered", {static_cast<char*>(block.memory.data()) + 4096, DType::f32, {1}}}};
+        {"memory behind a registered buffer", {static_cast<char*>(block.memory.data()) + 4096, DType::f32, {1}}}};
     for (const auto& [what, view] : bad) {
       auto refused = [&, of = std::string(" of ") + what](const char* call, const std::function<void()>& action) {
         need_refusal(call + of, ErrorCode::internal, action);

@@ -26,7 +26,7 @@ constexpr double kNoise = 1e-6;  ///< of numbers that should be zero
 struct Case {
   std::vector<std::string> settings;
   Observed gives;
-  std::string refused;  ///< what the error says is wrong; empty: it is made
+  std::string refused;  ///< the error's text; empty: it is made
 };
 
 [[noreturn]] void bad_file(const std::string& path, const std::string& what, const std::string& expected) {

@@ -47,7 +47,7 @@ int flip_in_memory(const unsigned char* mark) {
   return found;
 }
 
-/// In files that this process has open, and in those of the store's folder.
+/// In files that this process has open, and in the store's folder.
 int flip_in_files(const std::string& folder, const unsigned char* mark) {
   int found = 0;
   std::vector<std::string> paths;

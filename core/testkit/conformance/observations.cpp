@@ -211,7 +211,7 @@ Observed of_store(const Subject& subject) {
   seen["mappable, in host memory, can be captured"] =
       std::vector<double>{static_cast<double>(traits.mappable), static_cast<double>(traits.in_host_memory),
                           static_cast<double>(traits.can_capture)};
-  seen["a bit of what is stored flips"] = std::string(name_of(after_flipped_bit(subject)));
+  seen["a bit of stored data flips"] = std::string(name_of(after_flipped_bit(subject)));
   return seen;
 }
 

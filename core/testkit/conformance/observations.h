@@ -10,8 +10,8 @@
 
 namespace quern::conformance {
 
-/// Of a tensor: its root mean square and its product with a random direction, which sees order and sign; a few numbers
-/// stand for themselves.
+/// Of a tensor: its root mean square and its component along a random direction, which sees order and sign; a few
+/// numbers stand for themselves.
 using Observed = std::map<std::string, std::variant<std::vector<double>, std::string>>;
 
 struct Observer {

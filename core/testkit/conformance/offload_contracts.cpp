@@ -281,7 +281,7 @@ void check_offload_store(Report& report, const Subject& subject) {
   report.contract("neighbouring parts", [&] { return neighbours(subject); });
   report.contract("memory that is not registered", [&] { return any_memory(subject); });
   report.contract("a bit that flips", [&] {
-    // A store that has checksums reports it. One without may give what it has; then the author states so.
+    // A store that has checksums reports it. One without may give other bytes; then the author states so.
     return std::string(name_of(after_flipped_bit(subject)));
   });
   report.contract("map", [&] { return maps(subject); });

@@ -1,4 +1,4 @@
-// What the kit makes an implementation from.
+// Options from which the kit makes an implementation.
 #include "conformance/subject.h"
 
 #include <algorithm>

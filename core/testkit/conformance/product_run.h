@@ -43,7 +43,7 @@ class ProductRun {
   /// The root of the sum of squared unit roundoffs over all values that `result` is made from: the relative error of
   /// a matmul of rounded operands, with room, for roundings are independent and half of a unit on average.
   double error_bound(const std::string& result) const;
-  /// Of the last run, what was rounded to int8 with a scale for the tensor or for each row of `codes`.
+  /// Values of the last run that were rounded to int8, with a scale for the tensor or for each row of `codes`.
   struct Quantization {
     std::string label;
     std::vector<double> exact, codes;  ///< numbers in units of the scale, before and after rounding
