@@ -69,7 +69,10 @@ Observed of_model(const Subject& subject) {
   const auto plain = trial(nullptr);
   const Batch batch = random_batch(plain->plan(), 3);
   seen["loss"] = std::vector<double>{plain->loss(batch)};
-  for (const auto& [name, gradient] : plain->gradients(batch)) seen["gradient of " + name] = digest(gradient);
+  std::map<std::string, std::vector<double>> gradients;  // by parameter, of one layer after another
+  for (const auto& [name, gradient] : plain->gradients(batch))
+    for (double one : digest(gradient)) gradients["gradient of " + name.substr(0, name.find('/'))].push_back(one);
+  for (const auto& [name, numbers] : gradients) seen[name] = numbers;
   if (!plain->plan().model_states.empty()) {
     plain->train(0, 2);
     for (const PlannedTensor& tensor : plain->plan().tensors)
