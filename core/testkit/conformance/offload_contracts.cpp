@@ -183,7 +183,7 @@ std::string neighbours(const Subject& subject) {
 }
 
 /// Memory that the store has not seen before, at any address, and at one that it has seen with fewer bytes; given back
-/// behind the call, and then another's.
+/// behind the call, and then another's. Work that is late on a stream is another contract's.
 std::string any_memory(const Subject& subject) {
   Opened opened(subject);
   Device& device = *opened.device;
@@ -198,6 +198,7 @@ std::string any_memory(const Subject& subject) {
       const std::string what = std::to_string(bytes) + " bytes at byte " + std::to_string(at) + " of a block";
       device.fill(begin, 0xee, kBytes + 8, opened.stream);
       device.copy(begin + at, want.data(), bytes, opened.stream);
+      device.synchronize(opened.stream);
       opened.store->put(slot, 0, begin + at, bytes, opened.stream);
       device.fill(begin, 0xee, kBytes + 8, opened.stream);
       device.synchronize(opened.stream);
@@ -215,6 +216,7 @@ std::string any_memory(const Subject& subject) {
       const Bytes want = pattern(bytes, static_cast<unsigned>(++calls));
       void* memory = device.allocate(kind, bytes);
       device.copy(memory, want.data(), bytes, opened.stream);
+      device.synchronize(opened.stream);
       opened.store->put(slot, 0, memory, bytes, opened.stream);
       device.synchronize(opened.stream);
       device.release(kind, memory);
