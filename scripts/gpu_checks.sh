@@ -71,6 +71,7 @@ declare -A variants=(
   [fp32]="precision.id=fp32 optimizer.master=fp32 optimizer.gradient=fp32 optimizer.adamw.moments=fp32"
   [own_attention]="device.cuda.attention=own"
   [cudnn_attention]="device.cuda.attention=cudnn"
+  [documents]="data.documents=masked"
   [e4m3]="precision.id=e4m3"
   [e4m3_fused]="precision.id=e4m3 $fused"
   [int8]="precision.id=int8 $fused"
@@ -152,7 +153,7 @@ if [[ $quick == 0 ]]; then
   check racecheck_ops 'RACECHECK SUMMARY' sanitize "${race[@]}" "${own[@]}" -- "$tests" \
     -tce="$faulty,$library,$hopper"
   if [[ -n $race_build ]]; then
-    check racecheck_attention_grad 'RACECHECK SUMMARY' sanitize "${race[@]}" "${own[@]}" -- \
+    check racecheck_attention 'RACECHECK SUMMARY' sanitize "${race[@]}" "${own[@]}" -- \
       "$race_build/bin/device_cuda_test" -tc="$hopper"
     check racecheck_products 'RACECHECK SUMMARY' sanitize "${race[@]}" "${own[@]}" -- \
       "$race_build/bin/quern" bench products configs/qwen2.5/0.5b.toml --sizes 144x272x512 --set device.id=cuda \
@@ -162,7 +163,7 @@ if [[ $quick == 0 ]]; then
       failures=$((failures + 1))
     }
   else
-    for name in racecheck_attention_grad racecheck_products; do
+    for name in racecheck_attention racecheck_products; do
       not_run "$name" "RACE_BUILD names no build with -DQUERN_RACECHECK=ON"
     done
   fi

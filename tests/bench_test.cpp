@@ -58,6 +58,29 @@ TEST_CASE("benched tokens are in the vocabulary, skewed as in text, and no two b
   }
 }
 
+TEST_CASE("benched rows are cut into documents of about the mean, where positions begin again") {
+  const Geometry geometry{3, 1000};
+  Batch batch = text_like_tokens(geometry, 100, 0), again = batch, huge = batch;
+  cut_into_documents(batch, geometry, 90, 7);
+  cut_into_documents(again, geometry, 90, 7);
+  CHECK(batch.documents == again.documents);
+  CHECK(batch.documents.size() > 3 * 1000 / 120);
+  REQUIRE(batch.documents.back() == 3000);
+  std::size_t rows = 0;
+  for (std::size_t i = 0; i + 1 < batch.documents.size(); ++i) {
+    const std::int32_t begin = batch.documents[i], end = batch.documents[i + 1];
+    CHECK(begin < end);
+    CHECK(end - begin <= 120);
+    if (end % 1000 != 0) CHECK(end - begin >= 60);
+    rows += begin % 1000 == 0 ? 1 : 0;
+    for (std::int32_t token = begin; token < end; ++token)
+      REQUIRE(batch.positions[static_cast<std::size_t>(token)] == token - begin);
+  }
+  CHECK(rows == 3);
+  cut_into_documents(huge, geometry, std::numeric_limits<std::int64_t>::max(), 7);
+  CHECK(huge.documents.back() == 3000);
+}
+
 TEST_CASE("bench times steps and ops, beside the device's peaks when asked") {
   TinyFiles files;
   Outcome outcome = quern_run({"bench", files.config(), "--steps", "2", "--measure-peaks", "--json",

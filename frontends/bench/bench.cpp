@@ -18,25 +18,6 @@ std::string phase_name(Phase phase) {
   return phase == Phase::forward ? "forward" : phase == Phase::recompute ? "recompute" : "backward";
 }
 
-/// Cuts rows into documents of from two thirds to four thirds of `mean` tokens.
-void add_documents(Batch& batch, const Geometry& geometry, std::int64_t mean, std::uint32_t number) {
-  std::uint64_t place = 0;
-  for (std::int64_t row = 0; row < geometry.batch; ++row) {
-    for (std::int64_t begin = 0; begin < geometry.sequence;) {
-      const double uniform = random_word({2, RandomPurpose::sample, 0}, number, place++) * 0x1p-32;
-      const auto length =
-          std::max<std::int64_t>(static_cast<std::int64_t>(static_cast<double>(mean) * (2 + 2 * uniform) / 3), 1);
-      const std::int64_t first = row * geometry.sequence + begin;
-      batch.documents.push_back(static_cast<std::int32_t>(first));
-      const std::int64_t end = std::min(begin + length, geometry.sequence);
-      for (std::int64_t i = begin; i < end; ++i)
-        batch.positions[static_cast<std::size_t>(row * geometry.sequence + i)] = static_cast<std::int32_t>(i - begin);
-      begin = end;
-    }
-  }
-  batch.documents.push_back(static_cast<std::int32_t>(geometry.tokens()));
-}
-
 /// Batches for so many micro-steps, or the first of them where they would take much memory.
 std::vector<Batch> make_batches(const Plan& plan, std::int64_t micro_steps, std::int64_t document_tokens) {
   constexpr std::int64_t kMostBytes = std::int64_t{256} << 20;
@@ -48,7 +29,7 @@ std::vector<Batch> make_batches(const Plan& plan, std::int64_t micro_steps, std:
   for (std::int64_t number = 0; number < count; ++number) {
     batches.push_back(batch_for(plan, static_cast<std::uint32_t>(number)));
     if (document_tokens > 0)
-      add_documents(batches.back(), plan.options.geometry, document_tokens, static_cast<std::uint32_t>(number));
+      cut_into_documents(batches.back(), plan.options.geometry, document_tokens, static_cast<std::uint32_t>(number));
   }
   return batches;
 }
@@ -153,6 +134,25 @@ Batch text_like_tokens(const Geometry& geometry, std::int64_t vocabulary, std::u
     batch.positions.push_back(static_cast<std::int32_t>(i % geometry.sequence));
   }
   return batch;
+}
+
+void cut_into_documents(Batch& batch, const Geometry& geometry, std::int64_t mean, std::uint32_t number) {
+  mean = std::min(mean, 2 * geometry.sequence);
+  std::uint64_t place = 0;
+  for (std::int64_t row = 0; row < geometry.batch; ++row) {
+    for (std::int64_t begin = 0; begin < geometry.sequence;) {
+      const double uniform = random_word({2, RandomPurpose::sample, 0}, number, place++) * 0x1p-32;
+      const auto length =
+          std::max<std::int64_t>(static_cast<std::int64_t>(static_cast<double>(mean) * (2 + 2 * uniform) / 3), 1);
+      const std::int64_t first = row * geometry.sequence + begin;
+      batch.documents.push_back(static_cast<std::int32_t>(first));
+      const std::int64_t end = std::min(begin + length, geometry.sequence);
+      for (std::int64_t i = begin; i < end; ++i)
+        batch.positions[static_cast<std::size_t>(row * geometry.sequence + i)] = static_cast<std::int32_t>(i - begin);
+      begin = end;
+    }
+  }
+  batch.documents.push_back(static_cast<std::int32_t>(geometry.tokens()));
 }
 
 Batch batch_for(const Plan& plan, std::uint32_t number) {

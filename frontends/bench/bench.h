@@ -77,6 +77,9 @@ struct BenchOrigin {
 Batch text_like_tokens(const Geometry& geometry, std::int64_t vocabulary, std::uint32_t number);
 /// The same, and random values of what else the plan's model reads.
 Batch batch_for(const Plan& plan, std::uint32_t number);
+/// Cuts rows into documents of two thirds to four thirds of `mean` tokens, by `number`; the last of a row may have
+/// fewer.
+void cut_into_documents(Batch& batch, const Geometry& geometry, std::int64_t mean, std::uint32_t number);
 
 /// Runs whole optimizer steps at the config's learning rate, on batches of which none comes twice within 256 MiB of
 /// them, then one with an event around every action.

@@ -52,7 +52,7 @@ void own_attention_grad(const AttentionShape& shape, const AttentionOperands& op
 // ---- own kernels on Hopper's tensor cores: sums in fp32 in an order that depends on one sequence alone ----
 
 /// Whether a pass can run there: bf16, head_dim 64 or 128, no caps, a scale above 0; known without the hardware. The
-/// forward pass only within documents and in windows without a causal mask: cuDNN is faster at others.
+/// forward pass only within documents and windows: whole sequences are cuDNN's.
 bool wgmma_takes(const AttentionShape& shape, AttentionPass pass, const CudaTraits& gpu);
 std::size_t wgmma_attention_workspace(const AttentionShape& shape);
 std::size_t wgmma_attention_grad_workspace(const AttentionShape& shape);

@@ -1,6 +1,6 @@
 // Attention through cuDNN's graph API. Queries, keys and values are read in the packed rows, by strides,
-// and the gradients are written there. Documents are a bias of zeros and large negative numbers, made before each run:
-// docs/decisions/0008-document-attention.md says why.
+// and the gradients are written there. Windows are cuDNN's own, documents, with windows or without, a bias of zeros and
+// large negative numbers, made before each run: docs/decisions/0008-document-attention.md says why.
 
 #include <algorithm>
 #include <limits>
@@ -44,11 +44,8 @@ std::int64_t gradient_workspace(const AttentionShape& s) {
   return s.heads * (tiles * tiles * 2 + 3 * tiles * round_up(s.head_dim, 64) * 4 + tiles * 16);
 }
 
-/// Whether what a query attends to is a bias: cuDNN knows windows, and only under a causal mask without a bias.
-bool has_mask(const AttentionShape& s) { return s.documents || (s.window > 0 && !s.causal); }
-
 /// The mask of one sequence.
-std::int64_t mask_bytes(const AttentionShape& s) { return has_mask(s) ? s.sequence * s.sequence * 2 : 0; }
+std::int64_t mask_bytes(const AttentionShape& s) { return s.documents ? s.sequence * s.sequence * 2 : 0; }
 
 /// Scratch that grows with the batch, for one sequence.
 std::int64_t sequence_workspace(const AttentionShape& s, AttentionPass pass) {
@@ -119,7 +116,7 @@ fe::graph::Tensor_attributes describe_mask(std::int64_t batch, const AttentionSh
 template <class Options>
 void set_masks(Options& options, fe::graph::Graph& graph, std::int64_t batch, const AttentionShape& s) {
   if (s.causal) options.set_diagonal_alignment(fe::DiagonalAlignment_t::TOP_LEFT).set_diagonal_band_right_bound(0);
-  if (has_mask(s))
+  if (s.documents)
     options.set_bias(graph.tensor(describe_mask(batch, s)));
   else if (s.window > 0)
     options.set_diagonal_band_left_bound(s.window);
@@ -165,7 +162,7 @@ void build_gradient(fe::graph::Graph& graph, const AttentionShape& s, std::int64
 std::string cudnn_refusal(const AttentionShape& s, AttentionPass pass, const CudaTraits& gpu, std::size_t version) {
   constexpr std::size_t kBlackwellGradient = 91800;
   const std::int64_t largest_head = gpu.compute_capability == 90 ? 256 : 128;
-  const bool masks = !has_mask(s) || (s.sequence % 8 == 0 && s.sequence <= kLongestMasked);  // 16-byte rows
+  const bool masks = !s.documents || (s.sequence % 8 == 0 && s.sequence <= kLongestMasked);  // 16-byte rows
   // cuDNN 9.19 gives NaN there: see the test of it.
   if (pass == AttentionPass::gradient && gpu.compute_capability == 90 && !s.causal && s.sequence % 128 == 64)
     return "gives NaN in gradients without a causal mask in sequences of 64 more than a multiple of 128 (" +
@@ -355,7 +352,7 @@ void CudnnAttention::run(const AttentionOperands& operands, cudaStream_t stream)
       pointers[kValueGrad] = at(operands.dqkv, s.packed(), value);
     }
     char* workspace = static_cast<char*>(operands.workspace);
-    if (has_mask(s)) {
+    if (s.documents) {
       const std::int64_t rows = std::min(chunk_, s.batch - begin);
       write_attention_mask(workspace, s, operands.documents, begin, rows, stream);
       pointers[kMask] = workspace;

@@ -69,7 +69,7 @@ class Part {
   __device__ void pass(tma::Ring<L::kStages>& ring, int tiles) {
     for (; tiles > 0; --tiles, ring.advance()) {
       tma::wait(shared.full(ring.stage), ring.parity);
-      release<ReadBy::products>(shared.empty(ring.stage));  // nobody has
+      release<ReadBy::products>(shared.empty(ring.stage));  // without a read
     }
   }
   __device__ __forceinline__ void advance(tma::Ring<L::kStages>& ring) {
@@ -206,6 +206,7 @@ class Part {
     const int inside = a.sequence - current * kTile;
     int2 ranges[2];
     if constexpr (kRanges) {
+#pragma unroll
       for (int half = 0; half < 2; ++half) {
         const int2 range = __ldg(item.ranges(a) + min(mine * kTile + row() + 8 * half, a.sequence - 1));
         ranges[half] = make_int2(range.x - current * kTile, range.y - current * kTile);

@@ -5,6 +5,7 @@
 // Both make a tile of scores X = R1 S1^T and of P's gradient Y = R2 S2^T, rows being what stays, then P and dS = P (Y -
 // delta) in registers, and add P S2 and dS S1 to their results. That is 7 GEMMs where keeping the sums of dq in
 // memory would take 5, but every sum has one owner and one order: bits depend on nothing but a sequence's own operands.
+// Of documents and windows, only tiles stream by that have a pair to attend to (attention_ranges.h).
 // A warpgroup owns 64 rows. Tiles come by TMA into a ring of stages; a producer warp also draws the items. The wgmmas
 // of the next tile's X and Y are issued before those that use this tile's P and dS, so that the tensor cores have work
 // while exponentials are taken. Dao et al., "FlashAttention-2" (2023) and Shah et al., "FlashAttention-3" (2024).
@@ -165,10 +166,10 @@ __global__ void __launch_bounds__(kThreads, 1) attention_grad_kernel(const __gri
   __syncthreads();
   // Of the 168 registers that each thread starts with, the producer's go to those who multiply.
   if (threadIdx.x < 128) {
-    asm volatile("setmaxnreg.dec.sync.aligned.u32 24;");
+    wgmma::give_registers<24>();
     if (threadIdx.x == 0) produce<kHead, kRanges>(a, shared);
   } else {
-    asm volatile("setmaxnreg.inc.sync.aligned.u32 240;");
+    wgmma::take_registers<240>();
     consume<kHead, kRanges>(a, shared);
   }
 }

@@ -216,8 +216,8 @@ Launch prepare_gradient(const OpInstance& op, CudaContext& context) {
 
 bool wgmma_takes(const AttentionShape& s, AttentionPass pass, const CudaTraits& gpu) {
   constexpr std::int64_t kMost = std::int64_t{1} << 30, kRows = 128;  // rows of all heads, of whole blocks, are 32-bit
-  const bool gradient = pass == AttentionPass::gradient, masked = s.documents || (s.window > 0 && !s.causal);
-  return gpu.wgmma && (gradient || masked) && s.dtype == DType::bf16 && (s.head_dim == 64 || s.head_dim == 128) &&
+  const bool gradient = pass == AttentionPass::gradient, ranges = s.documents || s.window > 0;
+  return gpu.wgmma && (gradient || ranges) && s.dtype == DType::bf16 && (s.head_dim == 64 || s.head_dim == 128) &&
          s.cap == 0 && s.scale > 0 && s.batch * s.heads * (s.sequence + kRows) < kMost;
 }
 

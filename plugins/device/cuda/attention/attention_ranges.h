@@ -14,7 +14,7 @@ namespace quern::cuda {
 struct AttentionRanges {
   int2* keys = nullptr;     ///< that the token as a query attends to; never empty
   int2* queries = nullptr;  ///< that attend to the token as a key
-  int* counter = nullptr;   ///< a number that becomes 0
+  int* counter = nullptr;   ///< of work items of the kernel that comes next: set to 0
 };
 
 /// Whether a query attends to less than the mask says.

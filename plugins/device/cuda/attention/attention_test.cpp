@@ -213,7 +213,8 @@ TEST_CASE("attention within documents and windows on Hopper's tensor cores") {
   DevicePair pair = open_pair();
   if (!runs_hopper_kernels(pair)) return;
   for (const Case& c :
-       {Case{2, 1, 2, 1, 64, "causal", {0, 1}}, Case{2, 128, 7, 1, 64, "causal", {0, 1, 5, 64, 127, 128, 200}},
+       {Case{2, 1, 2, 1, 64, "causal", {0, 1}}, Case{2, 77, 1, 1, 64, "causal", {}, 0, 1, 20},
+        Case{1, 300, 1, 1, 128, "causal", {}, 0, 1, 64}, Case{2, 128, 7, 1, 64, "causal", {0, 1, 5, 64, 127, 128, 200}},
         Case{3, 256, 4, 2, 64, "causal", {0, 100, 256, 300, 512, 700}}, Case{2, 77, 2, 2, 64, "causal", {0, 77, 78}},
         Case{1, 200, 4, 2, 128, "causal", {0, 63, 64, 190}}, Case{2, 129, 4, 2, 64, "full", {0, 30, 129, 250}},
         Case{1, 333, 2, 1, 128, "full", {0, 30, 128, 129, 250}}, Case{1, 1024, 2, 2, 64, "causal", {0, 3, 515, 900}},
@@ -224,7 +225,10 @@ TEST_CASE("attention within documents and windows on Hopper's tensor cores") {
         Case{1, 500, 2, 1, 64, "causal", {0, 250}, 0, 20}, Case{2, 130, 2, 1, 64, "causal", {0, 130}, 0, 1, 1},
         Case{1, 300, 4, 2, 64, "causal", {0}, 0, 1, 64}, Case{1, 520, 2, 1, 128, "causal", {0}, 0, 1, 100},
         Case{2, 300, 2, 1, 64, "causal", {0, 10, 290, 300, 350}, 0, 1, 50},
-        Case{1, 300, 2, 1, 128, "full", {0, 150}, 0, 1, 70}, Case{1, 300, 2, 1, 64, "full", {}, 0, 1, 70}})
+        // Rows cut a document; each token is one; the last token of a row is one.
+        Case{2, 200, 2, 1, 64, "causal", {0, 150, 200}}, Case{1, 5, 2, 1, 64, "causal", {0, 1, 2, 3, 4}},
+        Case{1, 129, 1, 1, 64, "causal", {0, 128}}, Case{2, 70, 2, 1, 128, "causal", {0, 69, 70, 75}},
+        Case{1, 300, 2, 1, 128, "causal", {0, 20, 290}, 0, 1, 100}})
     compare(pair, c, DType::bf16, c.tokens() * c.width()[1] * c.sequence);
 }
 
@@ -306,19 +310,14 @@ TEST_CASE("plans know which attention runs on Hopper's tensor cores, and that it
   h100.wgmma = true;
   CHECK(wgmma_takes(s, kGradient, h100));
   CHECK_FALSE(wgmma_takes(s, kForward, h100));  // cuDNN is faster
-  for (auto change :
-       std::initializer_list<void (*)(AttentionShape&)>{[](AttentionShape& s) { s.documents = true; },
-                                                        [](AttentionShape& s) { s.window = 100, s.causal = false; }}) {
+  for (auto change : std::initializer_list<void (*)(AttentionShape&)>{[](AttentionShape& s) { s.documents = true; },
+                                                                      [](AttentionShape& s) { s.window = 100; }}) {
     AttentionShape ranges = s;
     change(ranges);
     CHECK(wgmma_takes(ranges, kForward, h100));
     CHECK(wgmma_takes(ranges, kGradient, h100));
     if (has_hopper_kernels()) CHECK(hopper_kernels().attention_workspace(ranges) < std::size_t{1} << 20);
   }
-  AttentionShape window = s;
-  window.window = 100;
-  CHECK_FALSE(wgmma_takes(window, kForward, h100));
-  CHECK(wgmma_takes(window, kGradient, h100));
   if (has_hopper_kernels()) CHECK(hopper_kernels().attention_grad_workspace(s) < std::size_t{4} << 20);
   for (auto change : std::initializer_list<void (*)(AttentionShape&)>{
            [](AttentionShape& s) { s.head_dim = 96; }, [](AttentionShape& s) { s.dtype = DType::f32; },
@@ -525,12 +524,12 @@ TEST_CASE("attention within documents through cuDNN: short and long ones") {
     compare(pair, c, DType::bf16);
 }
 
-TEST_CASE("attention in windows through cuDNN: causal ones by its bound, others and all with documents by a mask") {
+TEST_CASE("attention in windows through cuDNN: alone by its bound, with documents by a mask") {
   if (!has_libraries()) return;
   DevicePair pair = open_pair_by("cudnn");
   for (const std::int64_t window : {1, 50, 64, 200})
     for (Case c : {Case{2, 256, 4, 2, 64}, Case{1, 300, 2, 1, 128}, Case{1, 320, 2, 1, 256}, Case{2, 136, 4, 2, 80},
-                   Case{2, 128, 4, 2, 64, "full"}, Case{2, 256, 4, 2, 64, "causal", {0, 100, 256, 300}}}) {
+                   Case{2, 256, 4, 2, 64, "causal", {0, 100, 256, 300}}}) {
       if (window >= c.sequence) continue;
       c.window = window;
       compare(pair, c, DType::bf16);

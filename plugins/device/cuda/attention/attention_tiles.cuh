@@ -1,5 +1,6 @@
 #pragma once
-// What attention's kernels on Hopper share: tiles of 64 rows, of boxes of 64 columns, and the sums of a warpgroup.
+// What attention's kernels on Hopper share: tiles of 64 rows, of boxes of 64 columns, and the
+// accumulators of a warpgroup.
 
 #include <cstdint>
 
@@ -57,8 +58,8 @@ __device__ void store_rows(bf16* to, std::int64_t pitch, int rows, const float (
   }
 }
 
-/// Tiles of kStep rows that some of a tile's rows attend to, or that attend to them: all pairs of those in [whole,
-/// whole_end) are attended to.
+/// A range of tiles of kStep rows that some of a tile's rows attend to, or that attend to them. Tiles in [whole,
+/// whole_end) have no masked pair.
 template <int kStep>
 struct Span {
   int first, end, whole, whole_end;

@@ -190,7 +190,7 @@ class Part {
 #pragma unroll
       for (int of = 0; of < 2; ++of) {
         wait_for(of, ring);
-        release<ReadBy::products>(shared.empty(of, ring.stage));  // nobody has
+        release<ReadBy::products>(shared.empty(of, ring.stage));  // without a read
       }
   }
   __device__ __forceinline__ void issue_scores(int stage) {

@@ -170,7 +170,8 @@ TEST_CASE("a GPU that the table does not have is estimated from its own properti
 }
 
 TEST_CASE("attention on CUDA cores says so, with the reason and what it costs") {
-  auto attention = [](DType dtype, std::int64_t sequence, std::int64_t head_dim, bool documents, bool gradient) {
+  auto attention = [](DType dtype, std::int64_t sequence, std::int64_t head_dim, bool documents, bool gradient,
+                      std::int64_t window) {
     constexpr std::int64_t kHeads = 4;
     const std::int64_t width = kHeads * head_dim, tokens = 2 * sequence;
     const Operand packed{dtype, {tokens, 3 * width}, true, false}, out{dtype, {tokens, width}, true, false},
@@ -185,6 +186,7 @@ TEST_CASE("attention on CUDA cores says so, with the reason and what it costs") 
                                  {"scale", 0.125}},
                   .geometry = {2, sequence}};
     if (documents) op.inputs.push_back({DType::i32, {tokens + 1}, true, false});
+    if (window > 0) op.attributes.set("window", window);
     return op;
   };
   CudaOptions own;
@@ -197,6 +199,7 @@ TEST_CASE("attention on CUDA cores says so, with the reason and what it costs") 
     std::int64_t sequence, head_dim;
     bool documents;
     std::string slow;
+    std::int64_t window = 0;
   };
   for (const bool gradient : {false, true})
     for (const Case& c :
@@ -210,9 +213,15 @@ TEST_CASE("attention on CUDA cores says so, with the reason and what it costs") 
            on + "cuDNN does not take bf16 heads of 80 in sequences of 1020 with documents (compute capability 9.0)"},
           {h100, DType::bf16, 32768, 80, true,
            on + "cuDNN does not take bf16 heads of 80 in sequences of 32768 with documents (compute capability 9.0)"},
+          {rtx4090, DType::bf16, 1024, 128, false, "", 256},
+          {h100, DType::bf16, 1020, 80, false, "", 256},
+          {rtx4090, DType::bf16, 1024, 192, false,
+           on + "cuDNN does not take bf16 heads of 192 in sequences of 1024 with windows (compute capability 8.9)",
+           256},
           {by_own, DType::bf16, 1024, 64, false, on + "device.cuda.attention is \"own\""}}) {
       CAPTURE(c.slow);
-      const OpSupport support = c.device.query(attention(c.dtype, c.sequence, c.head_dim, c.documents, gradient));
+      const OpSupport support =
+          c.device.query(attention(c.dtype, c.sequence, c.head_dim, c.documents, gradient, c.window));
       CHECK(support.refusal == "");
       CHECK(support.slow == c.slow);
       CHECK(support.seconds > 0);

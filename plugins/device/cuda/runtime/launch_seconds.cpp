@@ -117,17 +117,24 @@ bool has_window(const OpInstance& op) {
   return window > 0 && window < op.geometry.sequence;
 }
 
-/// Keys that a query attends to, on average; as if rows were one document, since plans know no others.
-double attended_keys(const OpInstance& op) {
+/// Whether a kernel takes no time for keys before the window. cuDNN does in its gradient, which writes all score
+/// gradients, and where documents are a mask.
+bool skips_keys(const OpInstance& op, const CudaTraits& gpu) {
+  return runs_by_wgmma(op, gpu) || (op.kind == "attention" && !present(op, 1));
+}
+
+/// Keys that a query attends to, on average, or that are computed for it; as if rows were one document, since plans
+/// know no others.
+double attended_keys(const OpInstance& op, bool skips) {
   const double length = number(op.geometry.sequence), window = number(op.attributes.integer_or("window", 0));
   const double keys = op.attributes.word("mask") == "causal" ? (length + 1) / 2 : length;
-  if (!has_window(op)) return keys;
+  if (!skips || !has_window(op)) return keys;
   return keys - (length - window) * (length - window + 1) / (2 * length);
 }
 
 /// Queries and keys that attend to each other, over all heads.
-double attention_pairs(const OpInstance& op) {
-  return number(op.geometry.tokens() * op.attributes.integer("heads")) * attended_keys(op);
+double attention_pairs(const OpInstance& op, bool skips) {
+  return number(op.geometry.tokens() * op.attributes.integer("heads")) * attended_keys(op, skips);
 }
 
 /// On tensor cores. The longer the ranges of keys, the fewer of their blocks are at the ends, where half of the work is
@@ -136,10 +143,11 @@ double attention_seconds(const OpInstance& op, const GpuFacts& gpu) {
   const bool gradient = op.kind == "attention_grad";
   const bool documents = present(op, gradient ? 4 : 1) && !runs_by_wgmma(op, gpu.cuda);
   const bool causal = op.attributes.word("mask") == "causal", small = op.attributes.integer("head_dim") <= 64;
-  const double keys = attended_keys(op), ends = (causal ? 1 : 0) + (has_window(op) ? 1 : 0);
+  const bool skips = skips_keys(op, gpu.cuda);
+  const double keys = attended_keys(op, skips), ends = (causal ? 1 : 0) + (skips && has_window(op) ? 1 : 0);
   const double masked = ends * (small ? 350 : 250);  // in keys
   const double share = (small ? 0.447 : gradient ? 0.45 : 0.52) * keys / (keys + masked);
-  const double flops = (gradient ? 10 : 4) * attention_pairs(op) * number(op.attributes.integer("head_dim"));
+  const double flops = (gradient ? 10 : 4) * attention_pairs(op, skips) * number(op.attributes.integer("head_dim"));
   return flops / (gpu.reach * share * (documents ? kDocuments : 1) * peak(gpu, DType::bf16));
 }
 
@@ -151,7 +159,7 @@ double own_attention_seconds(const OpInstance& op, const GpuFacts& gpu) {
   const double parts = head_dim <= 64 ? 2 : head_dim <= 128 ? 4 : 8;
   const double clocks = op.kind == "attention_grad" ? 4 * parts + 22 : 2 * parts + 5;
   const double flops_a_clock = gpu.cuda.compute_capability == 80 ? 128 : 256;
-  return attention_pairs(op) * clocks * flops_a_clock / (kOwnAttention * peak(gpu, DType::f32));
+  return attention_pairs(op, true) * clocks * flops_a_clock / (kOwnAttention * peak(gpu, DType::f32));
 }
 
 /// Chunks beyond the usual ones, of which each reads and writes the weight's gradient once more.

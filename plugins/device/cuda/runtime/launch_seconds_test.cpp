@@ -114,6 +114,13 @@ TEST_CASE("attention in windows takes the time of the pairs in them, and of mask
   CHECK(share(1024) > 0.23);
   CHECK(share(1024) < 0.4);
   CHECK(share(1) < 0.2);
+  // cuDNN computes all pairs where documents are a mask, and in its gradient.
+  GpuFacts others = h100;
+  others.cuda.wgmma = false;
+  OpInstance documents = attention(4, 8192, true);
+  const double all = launch_seconds(documents, others);
+  documents.attributes.set("window", std::int64_t{1024});
+  CHECK(launch_seconds(documents, others) == all);
 }
 
 TEST_CASE("attention on CUDA cores takes the time of its instructions, far below the peak, on each GPU") {
