@@ -9,6 +9,7 @@
 
 #include "optimizer/optimizer_ops.h"
 #include "optimizer/update_rules.cuh"
+#include "primitives/divide.cuh"
 #include "primitives/philox.cuh"
 #include "primitives/scale.cuh"
 #include "primitives/tensor_list.cuh"
@@ -30,8 +31,10 @@ struct BlockTensor {
   void* updated[kUpdated];  ///< null: scales of a moment that is not in 8 bits
   std::int64_t count;       ///< blocks
   std::int64_t offset;
-  int columns, row_blocks;
+  int columns;
+  FastDivide row_blocks = FastDivide(1);
   std::uint32_t object;
+  bool aligned;  ///< neighbours can be read and written four at once
 };
 
 struct BlockArguments {
@@ -42,20 +45,51 @@ struct BlockArguments {
   DType gradient, dtypes[3];  ///< of master and moments
 };
 
-/// Four elements from `at`, of which `count` are there.
-__device__ __forceinline__ void load_four(const void* tensor, DType dtype, std::int64_t at, int count,
-                                          float (&values)[4]) {
+template <class T>
+struct alignas(4 * sizeof(T)) Four {
+  T at[4];
+};
+
+/// Four elements from `at`, of which `count` are there; at once where that is allowed.
+template <class T, class ToFloat>
+__device__ __forceinline__ void load_four_of(const void* tensor, std::int64_t at, int count, bool aligned,
+                                             float (&values)[4], ToFloat to_float_of) {
+  const T* from = static_cast<const T*>(tensor) + at;
+  Four<T> four{};
+  if (aligned && count >= 4)
+    four = *reinterpret_cast<const Four<T>*>(from);
+  else
+    for (int i = 0; i < 4; ++i)
+      if (i < count) four.at[i] = from[i];
 #pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    values[i] = 0;
-    if (i >= count) continue;
-    if (dtype == DType::f32) values[i] = static_cast<const float*>(tensor)[at + i];
-    if (dtype == DType::bf16) values[i] = to_float(static_cast<const bf16*>(tensor)[at + i]);
-    if (dtype == DType::i8) values[i] = static_cast<const std::int8_t*>(tensor)[at + i];
-    if (dtype == DType::e4m3)
-      values[i] = __half2float(
-          __half(__nv_cvt_fp8_to_halfraw(static_cast<const __nv_fp8_storage_t*>(tensor)[at + i], __NV_E4M3)));
-  }
+  for (int i = 0; i < 4; ++i) values[i] = to_float_of(four.at[i]);
+}
+
+__device__ __forceinline__ void load_four(const void* tensor, DType dtype, std::int64_t at, int count, bool aligned,
+                                          float (&values)[4]) {
+  if (dtype == DType::f32)
+    load_four_of<float>(tensor, at, count, aligned, values, [](float value) { return value; });
+  else if (dtype == DType::bf16)
+    load_four_of<std::uint16_t>(tensor, at, count, aligned, values,
+                                [](std::uint16_t bits) { return __uint_as_float(std::uint32_t{bits} << 16); });
+  else if (dtype == DType::i8)
+    load_four_of<std::int8_t>(tensor, at, count, aligned, values,
+                              [](std::int8_t value) { return static_cast<float>(value); });
+  else
+    load_four_of<__nv_fp8_storage_t>(tensor, at, count, aligned, values, [](__nv_fp8_storage_t bits) {
+      return __half2float(__half(__nv_cvt_fp8_to_halfraw(bits, __NV_E4M3)));
+    });
+}
+
+template <class T>
+__device__ __forceinline__ void store_four(void* tensor, std::int64_t at, int count, bool aligned,
+                                           const Four<T>& four) {
+  T* to = static_cast<T*>(tensor) + at;
+  if (aligned && count >= 4)
+    *reinterpret_cast<Four<T>*>(to) = four;
+  else
+    for (int i = 0; i < 4; ++i)
+      if (i < count) to[i] = four.at[i];
 }
 
 /// Numbers of four elements from global index `at` on.
@@ -96,14 +130,6 @@ __device__ __forceinline__ std::uint8_t code_of(float value, DType format, bool 
   return some && code == 0 ? 1 : code;
 }
 
-__device__ __forceinline__ void store_float(void* tensor, DType dtype, std::int64_t at, float value,
-                                            std::uint32_t random) {
-  if (dtype == DType::f32)
-    static_cast<float*>(tensor)[at] = value;
-  else
-    write_bits(static_cast<bf16*>(tensor) + at, stochastic_bits(value, random) >> 16);
-}
-
 __device__ __forceinline__ float warp_max(float value) {
 #pragma unroll
   for (int lanes = 16; lanes > 0; lanes /= 2) value = fmaxf(value, __shfl_xor_sync(0xffffffffu, value, lanes));
@@ -114,9 +140,10 @@ __device__ __forceinline__ float warp_max(float value) {
 template <int kFours>
 __device__ void update_block(const BlockArguments& args, const AdamwRule::Step& rule, const DrawStep& draw,
                              const BlockTensor& t, std::int64_t index) {
-  const std::int64_t row = index / t.row_blocks;
+  std::uint32_t block;
+  const std::int64_t row = t.row_blocks.divide(static_cast<std::uint32_t>(index), block);
   const int lane = static_cast<int>(threadIdx.x % 32);
-  const int column = static_cast<int>(index % t.row_blocks) * 128 * kFours + lane * 4;
+  const int column = static_cast<int>(block) * 128 * kFours + lane * 4;
   float values[kFours][3][4];
   float amax[2] = {0, 0};
 #pragma unroll
@@ -124,10 +151,10 @@ __device__ void update_block(const BlockArguments& args, const AdamwRule::Step& 
     const int count = t.columns - column - f * 128;
     const std::int64_t at = row * t.columns + column + f * 128;
     float gradient[4];
-    load_four(t.gradient, args.gradient, at, count, gradient);
+    load_four(t.gradient, args.gradient, at, count, t.aligned, gradient);
 #pragma unroll
     for (int j = 0; j < 3; ++j) {
-      load_four(t.updated[j], args.dtypes[j], at, count, values[f][j]);
+      load_four(t.updated[j], args.dtypes[j], at, count, t.aligned, values[f][j]);
       if (j == 0 || t.updated[kScales1 + j - 1] == nullptr) continue;
       const float scale = static_cast<const float*>(t.updated[kScales1 + j - 1])[index];
 #pragma unroll
@@ -163,15 +190,22 @@ __device__ void update_block(const BlockArguments& args, const AdamwRule::Step& 
       if (count <= 0) continue;
       RandomWords random{};
       if (args.dtypes[j] != DType::f32) random = four_words(draw, j, t.object, t.offset + at);
+      if (scales != nullptr) {
+        Four<std::uint8_t> codes;
 #pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        if (i >= count) continue;
-        const float value = values[f][j][i];
-        if (scales == nullptr)
-          store_float(t.updated[j], args.dtypes[j], at + i, value, random.word[i]);
-        else
-          static_cast<std::uint8_t*>(t.updated[j])[at + i] =
-              code_of(value * inverse, args.dtypes[j], j == kMoment2 && value > 0, random.word[i]);
+        for (int i = 0; i < 4; ++i)
+          codes.at[i] =
+              code_of(values[f][j][i] * inverse, args.dtypes[j], j == kMoment2 && values[f][j][i] > 0, random.word[i]);
+        store_four(t.updated[j], at, count, t.aligned, codes);
+      } else if (args.dtypes[j] == DType::f32) {
+        store_four(t.updated[j], at, count, t.aligned,
+                   Four<float>{{values[f][j][0], values[f][j][1], values[f][j][2], values[f][j][3]}});
+      } else {
+        Four<std::uint16_t> bits;
+#pragma unroll
+        for (int i = 0; i < 4; ++i)
+          bits.at[i] = static_cast<std::uint16_t>(stochastic_bits(values[f][j][i], random.word[i]) >> 16);
+        store_four(t.updated[j], at, count, t.aligned, bits);
       }
     }
   }
@@ -204,8 +238,9 @@ Launch prepare_adamw_8bit(const OpInstance& op, CudaContext& context) {
     const Extents& extents = op.inputs[2 + kInputs * i].extents;
     BlockTensor& tensor = tensors->emplace_back();
     tensor.columns = static_cast<int>(extents[1]);
-    tensor.row_blocks = static_cast<int>(ceil_divide(extents[1], block));
-    tensor.count = extents[0] * tensor.row_blocks;
+    const std::int64_t row_blocks = ceil_divide(extents[1], block);
+    tensor.row_blocks = FastDivide(static_cast<std::uint32_t>(row_blocks));
+    tensor.count = extents[0] * row_blocks;
     tensor.offset = static_cast<std::int64_t>(offsets[i]);
     tensor.object = static_cast<std::uint32_t>(objects[i]);
   }
@@ -224,6 +259,11 @@ Launch prepare_adamw_8bit(const OpInstance& op, CudaContext& context) {
         if (tensor.updated[j] != in[2 + kInputs * i + 1 + j].data)
           fail_internal("adamw_8bit", "output " + std::to_string(kOutputs * i + j) + " is not its input's memory");
       }
+      auto aligned = [](const void* data, DType dtype) {
+        return reinterpret_cast<std::uintptr_t>(data) % (4 * size_of(dtype)) == 0;
+      };
+      tensor.aligned = tensor.columns % 4 == 0 && aligned(tensor.gradient, constant.gradient);
+      for (int j = 0; j < 3; ++j) tensor.aligned = tensor.aligned && aligned(tensor.updated[j], constant.dtypes[j]);
       return tensor;
     };
     BlockArguments args = constant;
@@ -241,6 +281,10 @@ OpSupport query_adamw_8bit(const OpInstance& op, const CudaTraits&) {
   OperandCheck check(op, 2 + kInputs * tensors, kOutputs * tensors, 2);
   check.that(tensors > 0, "needs at least one object");
   operands::check_adamw_8bit(check, op);
+  constexpr std::int64_t kMost = std::int64_t{1} << 31;  // of FastDivide
+  for (std::size_t i = 2; check.ok() && i < op.inputs.size(); i += kInputs)
+    check.that(op.inputs[i].extents[0] * ceil_divide(op.inputs[i].extents[1], op.attributes.integer("block")) < kMost,
+               "on cuda takes matrices of less than 2^31 blocks");
   for (std::size_t i = 2 + kInputs; check.ok() && i < op.inputs.size(); ++i)
     check.that(op.inputs[i].dtype == op.inputs[i - kInputs].dtype, "on cuda takes tensors of the same dtypes");
   return check.support();
