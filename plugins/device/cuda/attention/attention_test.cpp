@@ -234,72 +234,117 @@ TEST_CASE("attention within documents and windows on Hopper's tensor cores") {
 
 namespace {
 
-/// dqkv of quern's Hopper gradient on blocks of `multiprocessors`, in bits; the operands are the sequences from `skip`
-/// on of a batch that is `skip` longer.
-std::vector<std::uint16_t> hopper_gradient(Device& device, const AttentionShape& s, std::int64_t skip,
-                                           int multiprocessors) {
+/// Results of a pass of quern's Hopper kernels on blocks of `multiprocessors`, in bits: y and logsumexp, or dqkv. The
+/// operands are the sequences from `skip` on of a batch that is `skip` longer; with documents each row has the same.
+std::vector<std::uint8_t> hopper_results(Device& device, const AttentionShape& s, bool gradient, std::int64_t skip,
+                                         int multiprocessors) {
   constexpr std::size_t kGuard = 4096;
+  const HopperKernels& kernels = hopper_kernels();
   const Stream stream = device.stream(StreamKind::compute);
   std::vector<std::unique_ptr<Buffer>> buffers;
-  auto operand = [&](DType dtype, std::int64_t columns, std::uint64_t seed) {
-    const PoisonedTensor tensor = normal(dtype, {(s.batch + skip) * s.sequence, columns}, seed);
-    const std::size_t row = static_cast<std::size_t>(columns) * size_of(dtype),
-                      bytes = row * static_cast<std::size_t>(s.tokens());
+  auto copied = [&](const void* from, std::size_t bytes) {
     buffers.push_back(std::make_unique<Buffer>(device, bytes));
-    const char* from = static_cast<const char*>(tensor.view().data) + row * static_cast<std::size_t>(skip * s.sequence);
     device.copy(buffers.back()->memory, from, bytes, stream);
     device.synchronize(stream);
     return buffers.back()->memory;
   };
-  const std::size_t bytes = static_cast<std::size_t>(s.tokens() * s.packed()) * 2,
-                    scratch = hopper_kernels().attention_grad_workspace(s);
-  const Buffer out(device, bytes + 2 * kGuard), workspace(device, scratch + kGuard);
-  device.fill(out.memory, 0xCD, bytes + 2 * kGuard, stream);
-  device.fill(workspace.memory, 0xCD, scratch + kGuard, stream);
-  hopper_kernels().load_attention_grad(s);
-  hopper_kernels().attention_grad(s,
-                                  {.qkv = operand(DType::bf16, s.packed(), 1),
-                                   .y = operand(DType::bf16, s.width(), 2),
-                                   .logsumexp = static_cast<float*>(operand(DType::f32, s.heads, 3)),
-                                   .dy = operand(DType::bf16, s.width(), 4),
-                                   .dqkv = static_cast<char*>(out.memory) + kGuard,
-                                   .workspace = workspace.memory},
-                                  multiprocessors, static_cast<cudaStream_t>(stream.handle));
-  std::vector<std::uint8_t> got(bytes + 2 * kGuard), beyond(kGuard);
-  device.copy(got.data(), out.memory, got.size(), stream);
-  device.copy(beyond.data(), static_cast<char*>(workspace.memory) + scratch, kGuard, stream);
-  device.synchronize(stream);
-  auto untouched = [](auto from, auto to) { return std::all_of(from, to, [](std::uint8_t b) { return b == 0xCD; }); };
-  CHECK_MESSAGE(untouched(got.begin(), got.begin() + kGuard), "written before dqkv");
-  CHECK_MESSAGE(untouched(got.end() - kGuard, got.end()), "written behind dqkv");
-  CHECK_MESSAGE(untouched(beyond.begin(), beyond.end()), "written behind the workspace");
-  std::vector<std::uint16_t> bits(bytes / 2);
-  std::memcpy(bits.data(), got.data() + kGuard, bytes);
-  return bits;
+  auto operand = [&](DType dtype, std::int64_t columns, std::uint64_t seed) {
+    const PoisonedTensor tensor = normal(dtype, {(s.batch + skip) * s.sequence, columns}, seed);
+    const std::size_t row = static_cast<std::size_t>(columns) * size_of(dtype);
+    return copied(static_cast<const char*>(tensor.view().data) + row * static_cast<std::size_t>(skip * s.sequence),
+                  row * static_cast<std::size_t>(s.tokens()));
+  };
+  std::vector<std::pair<void*, std::size_t>> guarded;  // memory between guards, and its bytes
+  auto guard = [&](std::size_t bytes) {
+    buffers.push_back(std::make_unique<Buffer>(device, bytes + 2 * kGuard));
+    device.fill(buffers.back()->memory, 0xCD, bytes + 2 * kGuard, stream);
+    guarded.emplace_back(buffers.back()->memory, bytes);
+    return static_cast<char*>(buffers.back()->memory) + kGuard;
+  };
+  const auto tokens = static_cast<std::size_t>(s.tokens());
+  AttentionOperands operands;
+  operands.qkv = operand(DType::bf16, s.packed(), 1);
+  if (s.documents) {
+    std::vector<std::int32_t> starts;
+    for (std::int64_t row = 0; row < s.batch; ++row)
+      for (std::int64_t start : {std::int64_t{0}, s.sequence / 3, s.sequence / 3 + 1, s.sequence * 2 / 3})
+        if (const auto at = static_cast<std::int32_t>(row * s.sequence + start); starts.empty() || at > starts.back())
+          starts.push_back(at);
+    starts.resize(tokens + 1, static_cast<std::int32_t>(tokens));
+    operands.documents = static_cast<const std::int32_t*>(copied(starts.data(), starts.size() * sizeof(std::int32_t)));
+  }
+  if (gradient) {
+    operands.y = operand(DType::bf16, s.width(), 2);
+    operands.logsumexp = static_cast<float*>(operand(DType::f32, s.heads, 3));
+    operands.dy = operand(DType::bf16, s.width(), 4);
+    operands.dqkv = guard(tokens * static_cast<std::size_t>(s.packed()) * 2);
+    operands.workspace = guard(kernels.attention_grad_workspace(s));
+    kernels.load_attention_grad(s);
+    kernels.attention_grad(s, operands, multiprocessors, static_cast<cudaStream_t>(stream.handle));
+  } else {
+    operands.y = guard(tokens * static_cast<std::size_t>(s.width()) * 2);
+    operands.logsumexp = reinterpret_cast<float*>(guard(tokens * static_cast<std::size_t>(s.heads) * sizeof(float)));
+    operands.workspace = guard(kernels.attention_workspace(s));
+    kernels.load_attention(s);
+    kernels.attention(s, operands, multiprocessors, static_cast<cudaStream_t>(stream.handle));
+  }
+  std::vector<std::uint8_t> results;
+  for (const auto& [memory, bytes] : guarded) {
+    std::vector<std::uint8_t> got(bytes + 2 * kGuard);
+    device.copy(got.data(), memory, got.size(), stream);
+    device.synchronize(stream);
+    auto untouched = [](auto from, auto to) { return std::all_of(from, to, [](std::uint8_t b) { return b == 0xCD; }); };
+    CHECK_MESSAGE(untouched(got.begin(), got.begin() + kGuard), "written before a result or the workspace");
+    CHECK_MESSAGE(untouched(got.end() - kGuard, got.end()), "written behind a result or the workspace");
+    const bool is_workspace = memory == guarded.back().first;
+    if (!is_workspace) results.insert(results.end(), got.begin() + kGuard, got.end() - kGuard);
+  }
+  return results;
 }
 
 }  // namespace
 
-TEST_CASE("attention's gradient on Hopper has a sequence's bits in any batch, on any number of multiprocessors") {
+TEST_CASE("attention on Hopper has a sequence's bits in any batch, on any number of multiprocessors") {
   DevicePair pair = open_pair();
   if (!runs_hopper_kernels(pair)) return;
+  auto compare_bits = [&](AttentionShape s, bool gradient) {
+    CAPTURE(gradient);
+    CAPTURE(s.head_dim);
+    CAPTURE(s.causal);
+    CAPTURE(s.documents);
+    CAPTURE(s.window);
+    CAPTURE(s.sequence);
+    s.scale = 0.1f;
+    if (!affordable(s.tokens() * s.head_dim, 2 * s.tokens() * s.packed() * s.sequence)) return;
+    const std::vector<std::uint8_t> all = hopper_results(*pair.gpu, s, gradient, 0, 132);
+    CHECK_MESSAGE(hopper_results(*pair.gpu, s, gradient, 0, 5) == all, "on 5 multiprocessors");
+    const std::size_t first = gradient ? 0 : static_cast<std::size_t>(s.tokens() * s.width()) * 2;  // bytes of y
+    const auto batch = static_cast<std::size_t>(s.batch);
+    s.batch = 1;
+    const std::vector<std::uint8_t> last = hopper_results(*pair.gpu, s, gradient, 2, 132);
+    auto equal = [&](std::size_t of_last, std::size_t of_all, std::size_t bytes) {
+      return std::equal(last.begin() + static_cast<std::ptrdiff_t>(of_last),
+                        last.begin() + static_cast<std::ptrdiff_t>(of_last + bytes),
+                        all.begin() + static_cast<std::ptrdiff_t>(of_all));
+    };
+    const std::size_t y = first / batch, rest = last.size() - y;  // of the last sequence: y, and the bytes behind it
+    CHECK_MESSAGE(equal(0, first - y, y), "y alone");
+    CHECK_MESSAGE(equal(y, all.size() - rest, rest), "alone");
+  };
   for (std::int64_t head_dim : {64, 128})
-    for (bool causal : {true, false})
-      for (std::int64_t sequence : {1, 63, 200, 1024}) {
-        CAPTURE(head_dim);
-        CAPTURE(causal);
-        CAPTURE(sequence);
-        AttentionShape s{.batch = 3, .sequence = sequence, .heads = 4, .kv_heads = 2, .head_dim = head_dim};
+    for (std::int64_t sequence : {1, 63, 200, 1024}) {
+      AttentionShape s{.batch = 3, .sequence = sequence, .heads = 4, .kv_heads = 2, .head_dim = head_dim};
+      for (bool causal : {true, false}) {
         s.causal = causal;
-        s.scale = 0.1f;
-        if (!affordable(s.tokens() * head_dim, 2 * s.tokens() * s.packed() * sequence)) continue;
-        const std::vector<std::uint16_t> all = hopper_gradient(*pair.gpu, s, 0, 132);
-        CHECK_MESSAGE(hopper_gradient(*pair.gpu, s, 0, 5) == all, "on 5 multiprocessors");
-        s.batch = 1;
-        const std::vector<std::uint16_t> last = hopper_gradient(*pair.gpu, s, 2, 132);
-        CHECK_MESSAGE(std::equal(last.begin(), last.end(), all.end() - static_cast<std::ptrdiff_t>(last.size())),
-                      "alone");
+        compare_bits(s, true);
       }
+      s.causal = true;
+      for (bool documents : {true, false}) {
+        s.documents = documents;
+        s.window = documents ? 0 : 50;
+        for (bool gradient : {true, false}) compare_bits(s, gradient);
+      }
+    }
 }
 
 TEST_CASE("plans know which attention runs on Hopper's tensor cores, and that it needs little scratch") {
