@@ -149,22 +149,23 @@ void Engine::act(const RunSchedule& schedule, BoundRun& bound, std::size_t index
 void Engine::collect(const Task& task, const Bound& bound, Stream stream) {
   if (!communicator_) fail_internal("engine", "no communicator for " + task.name);
   if (progress_) progress_->enter(bound.number, stream);
-  if (transfers_) call_communicator(task.instance, bound, stream);
+  if (transfers_) call_communicator(task, bound, stream);
   if (progress_ && bound.closes) progress_->leave(bound.number, stream);
 }
 
-void Engine::call_communicator(const OpInstance& op, const Bound& bound, Stream stream) {
+void Engine::call_communicator(const Task& task, const Bound& bound, Stream stream) {
+  const OpInstance& op = task.instance;
+  Communicator& ranks = *communicators_[static_cast<std::size_t>(task.axis)];
   const bool maximum = op.attributes.has("reduction") && op.attributes.word("reduction") == "maximum";
   const Reduction reduction = maximum ? Reduction::maximum : Reduction::sum;
   if (op.kind == "all_gather")
-    communicator_->all_gather(bound.inputs[0], bound.outputs[0], bound.counts, stream);
+    ranks.all_gather(bound.inputs[0], bound.outputs[0], bound.counts, stream);
   else if (op.kind == "all_to_all")
-    communicator_->all_to_all(bound.inputs[0], bound.outputs[0], bound.counts, stream);
+    ranks.all_to_all(bound.inputs[0], bound.outputs[0], bound.counts, stream);
   else if (op.kind == "reduce_scatter")
-    communicator_->reduce_scatter(bound.inputs[0], bound.outputs[0], bound.counts, reduction, stream);
+    ranks.reduce_scatter(bound.inputs[0], bound.outputs[0], bound.counts, reduction, stream);
   else
-    for (const View& view : bound.outputs)
-      (op.attributes.has("machines") ? machine_ : communicator_)->all_reduce(view, reduction, stream);
+    for (const View& view : bound.outputs) ranks.all_reduce(view, reduction, stream);
 }
 
 // ---- data ----
@@ -218,7 +219,7 @@ void Engine::observe_weights() {
 
 void Engine::join(Communicator& communicator, Communicator* machine) {
   communicator_ = &communicator;
-  machine_ = machine ? machine : &communicator;
+  communicators_ = {&communicator, machine ? machine : &communicator};
   if (communicator.size() > 1) progress_ = std::make_shared<Progress>(device_, plan_.schedules);
   communicator.register_buffer(arena_, static_cast<std::size_t>(plan_.device_bytes));
   // Collectives may be part of graphs now.

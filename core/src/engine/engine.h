@@ -2,6 +2,7 @@
 // Runs a plan on a device: prepares every kernel, allocates the one arena, binds every operand, and then only launches.
 // Nothing is allocated, looked up or decided inside a step.
 
+#include <array>
 #include <cstdint>
 #include <functional>
 #include <map>
@@ -183,14 +184,15 @@ class Engine {
   void need_applied();
   void need_applied(const PlannedTensor& tensor);
   void collect(const Task& task, const Bound& bound, Stream stream);
-  void call_communicator(const OpInstance& op, const Bound& bound, Stream stream);
+  void call_communicator(const Task& task, const Bound& bound, Stream stream);
   void upload(const Batch& batch, const StepState& state);
   void fill_slot(const Batch& batch, const StepState& state);
 
   Device& device_;
   Plan plan_;
   Stream compute_;
-  Communicator *communicator_ = nullptr, *machine_ = nullptr;
+  Communicator* communicator_ = nullptr;              // of all ranks
+  std::array<Communicator*, kAxes> communicators_{};  // by axis
   bool transfers_ = true;
   std::shared_ptr<Progress> progress_;  // shared with who watches it for longer
   ReadNotice notice_;

@@ -104,12 +104,11 @@ class Layout : Reserve {
     for (const PlacedProgram* reduction : reductions)
       for (const Op& op : reduction->program.ops) {
         const Value& result = reduction->program[op.outputs[0]];
-        if (is_part_of_shard_squares(result.name)) continue;
-        if (result.name == names::kOwnSquares) {
+        const TensorId id = reduction->id_of(op.outputs[0]);
+        if (id.kind == names::kOwnSquares)
           lay_out_own_squares(element_count(fixed_extents(result.shape)));
-          continue;
-        }
-        add_tensor({{result.name}, TensorOwner::input, result.dtype, fixed_extents(result.shape)});
+        else if (!is_part_of_shard_squares(id))
+          add_tensor({id, TensorOwner::input, result.dtype, fixed_extents(result.shape)});
       }
     for (std::size_t i = 0; i < tensors_.scaled.size(); ++i) {
       PlannedTensor amax = plan_.tensor({names::kAmaxes}).part_at({{1}, static_cast<std::int64_t>(i)});
@@ -140,22 +139,21 @@ class Layout : Reserve {
 
   /// Those that are made layer by layer, one behind the other.
   void lay_out_shard_squares() {
-    std::vector<PlannedTensor> parts;
+    std::vector<std::pair<TensorId, Shard>> parts;
     std::int64_t count = 0;
     for (const PlacedProgram& squares : plan_.squares)
       for (const Op& op : squares.program.ops) {
-        const Value& result = squares.program[op.outputs[0]];
-        if (!is_part_of_shard_squares(result.name)) continue;
-        parts.push_back({{result.name}});
-        parts.back().extents = fixed_extents(result.shape);
-        parts.back().first = count;
-        count += element_count(parts.back().extents);
+        TensorId id = squares.id_of(op.outputs[0]);
+        if (!is_part_of_shard_squares(id)) continue;
+        const Extents extents = fixed_extents(squares.program[op.outputs[0]].shape);
+        parts.emplace_back(std::move(id), Shard{extents, count});
+        count += element_count(extents);
       }
     if (count == 0) return;
     add_tensor({{names::kShardSquares}, TensorOwner::input, DType::f64, {count}});
-    for (const PlannedTensor& named : parts) {
-      PlannedTensor part = plan_.tensor({names::kShardSquares}).part_at({named.extents, named.first});
-      part.kind = named.kind;
+    for (auto& [id, shard] : parts) {
+      PlannedTensor part = plan_.tensor({names::kShardSquares}).part_at(shard);
+      static_cast<TensorId&>(part) = std::move(id);
       plan_.add(std::move(part));
     }
   }

@@ -118,9 +118,7 @@ class ParameterLayout : Reserve {
       const std::vector<std::int64_t> slabs = slabs_of(spec.extents, parameter.bounds, state.ranks);
       staged = std::max(staged, *std::max_element(slabs.begin(), slabs.end()) * state.ranks);
     });
-    if (levels > 0)
-      add_tensor(
-          {{std::string(names::kLossStats) + " " + names::kPartials}, TensorOwner::gradient, DType::f64, {levels, 4}});
+    if (levels > 0) add_tensor({{names::kPartials}, TensorOwner::gradient, DType::f64, {levels, 4}});
     if (state.meet) add_tensor({{names::kStaged}, TensorOwner::gradient, DType::f32, {staged}});
   }
 

@@ -26,17 +26,17 @@ bool verifies() {
 }
 
 /// What ranks choose must be the same on all: each would find other times for its own shards.
-Choice choose_for_all_ranks(const PlanParts& parts, PlanOptions options) {
+Choice choose_for_all_ranks(Trials& trials, const PlanParts& parts, PlanOptions options) {
   options.state.rank = 0;
-  return choose_with_shares(parts, options);
+  return choose_with_shares(trials, parts, options);
 }
 
 /// The plan of another rank by the same choice.
-Plan plan_of_rank(const PlanParts& parts, const Choice& choice, int rank) {
+Plan plan_of_rank(Trials& trials, const PlanParts& parts, const Choice& choice, int rank) {
   const PlanParts own = parts.with(*choice.precision);
   PlanOptions options = choice.plan.options;
   options.state.rank = rank;
-  Plan plan = plan_with(own, options, ProgramSet(own, options), choice.recompute, [](const Plan&) { return true; });
+  Plan plan = trials.plan(own, options, choice.recompute, [](const Plan&) { return true; });
   plan.decisions = choice.plan.decisions;
   add_schedules(plan, own.device);
   return plan;
@@ -48,18 +48,18 @@ Plan plan_of_rank(const PlanParts& parts, const Choice& choice, int rank) {
   fail_internal("plan", "the schedule is not valid:" + list);
 }
 
-Choice chosen(const PlanParts& parts, const PlanOptions& options) {
-  Choice choice = choose_for_all_ranks(parts, options);
+Choice chosen(Trials& trials, const PlanParts& parts, const PlanOptions& options) {
+  Choice choice = choose_for_all_ranks(trials, parts, options);
   if (choice.fits && choice.plan.schedules.runs.empty()) add_schedules(choice.plan, parts.device);
   return choice;
 }
 
-void verify_ranks(const PlanParts& parts, const Choice& choice) {
+void verify_ranks(Trials& trials, const PlanParts& parts, const Choice& choice) {
   std::vector<Plan> others;
   others.reserve(static_cast<std::size_t>(choice.plan.options.state.ranks));
   std::vector<const ScheduleSet*> ranks;
   for (int rank = 0; rank < choice.plan.options.state.ranks; ++rank) {
-    const Plan& plan = rank == 0 ? choice.plan : others.emplace_back(plan_of_rank(parts, choice, rank));
+    const Plan& plan = rank == 0 ? choice.plan : others.emplace_back(plan_of_rank(trials, parts, choice, rank));
     if (const std::vector<std::string> faults = schedule_faults(plan); !faults.empty()) fail(faults);
     ranks.push_back(&plan.schedules);
   }
@@ -110,7 +110,8 @@ void add_estimates(Plan& plan, const Device& device) {
 }
 
 ProgramChoice program_choice(const PlanParts& parts, const PlanOptions& options) {
-  Choice choice = choose_for_all_ranks(parts, options);
+  Trials trials;
+  Choice choice = choose_for_all_ranks(trials, parts, options);
   return {parts.with(*choice.precision), std::move(choice.recompute)};
 }
 
@@ -118,7 +119,10 @@ void verify(const Plan& plan) {
   if (const std::vector<std::string> faults = schedule_faults(plan); !faults.empty()) fail(faults);
 }
 
-void verify_all_ranks(const PlanParts& parts, const Plan& plan) { verify_ranks(parts, chosen(parts, plan.options)); }
+void verify_all_ranks(const PlanParts& parts, const Plan& plan) {
+  Trials trials;
+  verify_ranks(trials, parts, chosen(trials, parts, plan.options));
+}
 
 Plan make_plan(const PlanParts& parts, const PlanOptions& options) {
   check_placement(options.state);
@@ -127,10 +131,11 @@ Plan make_plan(const PlanParts& parts, const PlanOptions& options) {
                                     .what = "number of layers",
                                     .found = std::to_string(parts.model.traits().layers),
                                     .expected = "at least 1"});
-  Choice choice = chosen(parts, options);
+  Trials trials;
+  Choice choice = chosen(trials, parts, options);
   if (!choice.fits) refuse(parts, options, choice.plan);
-  if (verifies()) verify_ranks(parts, choice);
-  if (options.state.rank != 0) return plan_of_rank(parts, choice, options.state.rank);
+  if (verifies()) verify_ranks(trials, parts, choice);
+  if (options.state.rank != 0) return plan_of_rank(trials, parts, choice, options.state.rank);
   return std::move(choice.plan);
 }
 

@@ -18,40 +18,46 @@ namespace quern {
 
 namespace {
 
-class Planner {
+std::int64_t alignment_of(const PlanParts& parts) { return static_cast<std::int64_t>(parts.device.traits().alignment); }
+
+/// Places programs of a plan, and notes what the device refuses.
+class Placer {
  public:
-  Planner(const PlanParts& parts, const PlanOptions& options, const ProgramSet& lowered)
-      : parts_(parts), set_(lowered), shards_(options.state), state_(parts, options, set_, shards_) {
-    plan_.options = options;
+  Placer(const PlanParts& parts, Plan& plan, std::set<std::string>& refusals)
+      : parts_(parts), plan_(plan), refusals_(refusals) {}
+
+  /// Places the program of one that is not placed yet.
+  PlacedProgram operator()(PlacedProgram wanted) {
+    PlacedProgram placed = (*this)(wanted.program);
+    placed.tensors = std::move(wanted.tensors);
+    placed.own = wanted.own;
+    return placed;
   }
 
-  Plan make(const RecomputeChoice& choice, const std::function<bool(const Plan&)>& worth_slots) {
-    set_.finish(choice);
-    if (plan_.options.state.in_tree > 0) check_tree();
-    plan_.alignment = alignment();
-    plan_.model = parts_.model.traits();
-    plan_.uploaded = set_.inputs();
-    plan_.uploaded.push_back({.name = names::kStep,
-                              .shape = {std::int64_t{sizeof(StepState) / 4}},
-                              .dtype = DType::u32,
-                              .role = Role::runtime});
-    plan_.model_states = set_.states();
-    plan_.ops = set_.ops();
-    place_programs();
-    make_parameters();
-    const auto own = static_cast<std::int64_t>(parts_.device.traits().own_bytes);
-    plan_.beside_bytes = checked_sum(own, parts_.communicator_bytes);
-    lay_out(plan_, parts_, tensors_, worth_slots);
-    plan_.owners.push_back({"device's own", MemoryKind::device, own});
-    plan_.owners.push_back({"communicators", MemoryKind::device, parts_.communicator_bytes});
-    report_refusals();
-    return std::move(plan_);
+  PlacedProgram operator()(const Program& program) {
+    const OpForms forms(program, plan_.ops, plan_.options.geometry);
+    auto workspace = [&](const Op& op) { return workspace_of(forms.of(op)); };
+    return place(program, plan_.ops, plan_.options.geometry, alignment_of(parts_), workspace, program.outputs);
+  }
+
+  LayerClass operator()(const Stage& stage) {
+    LayerClass layer{.name = stage.name,
+                     .forward = {},
+                     .backward = {},
+                     .evaluate = (*this)(stage.evaluate),
+                     .advance = {},
+                     .saved = {}};
+    if (!plan_.options.train) return layer;
+    layer.forward = (*this)(stage.forward);
+    layer.backward = (*this)(stage.backward);
+    layer.advance = (*this)(StatePrograms::advance({&stage}));
+    for (const std::string& name : stage.split.saved)
+      layer.saved.push_back(stage.split.forward[stage.split.forward.find(name)]);
+    return layer;
   }
 
  private:
-  // ---- programs ----
-
-  // The most that any form of the op needs; what the device refuses is noted.
+  // The most that any form of the op needs.
   std::int64_t workspace_of(const std::vector<OpInstance>& forms) {
     std::int64_t bytes = 0;
     for (const OpInstance& form : forms) {
@@ -63,49 +69,37 @@ class Planner {
     return bytes;
   }
 
-  /// Places the program of one that is not placed yet.
-  PlacedProgram placed(PlacedProgram wanted) {
-    PlacedProgram placed = this->placed(wanted.program);
-    placed.tensors = std::move(wanted.tensors);
-    placed.own = wanted.own;
-    return placed;
+  const PlanParts& parts_;
+  Plan& plan_;
+  std::set<std::string>& refusals_;
+};
+
+class Planner {
+ public:
+  Planner(const PlanParts& parts, const PlanOptions& options, const ChosenPrograms& programs)
+      : parts_(parts),
+        plan_(programs.plan),
+        set_(programs.set),
+        shards_(options.state),
+        state_(parts, options, set_, shards_),
+        refusals_(programs.refusals),
+        placed_(parts, plan_, refusals_) {
+    plan_.options = options;
   }
 
-  PlacedProgram placed(const Program& program) {
-    const OpForms forms(program, plan_.ops, plan_.options.geometry);
-    auto workspace = [&](const Op& op) { return workspace_of(forms.of(op)); };
-    return place(program, plan_.ops, plan_.options.geometry, alignment(), workspace, program.outputs);
+  Plan make(const std::function<bool(const Plan&)>& worth_slots) {
+    if (plan_.options.state.in_tree > 0) check_tree();
+    make_parameters();
+    const auto own = static_cast<std::int64_t>(parts_.device.traits().own_bytes);
+    plan_.beside_bytes = checked_sum(own, parts_.communicator_bytes);
+    lay_out(plan_, parts_, tensors_, worth_slots);
+    plan_.owners.push_back({"device's own", MemoryKind::device, own});
+    plan_.owners.push_back({"communicators", MemoryKind::device, parts_.communicator_bytes});
+    report_refusals();
+    return std::move(plan_);
   }
 
-  void place_programs() {
-    plan_.embed = placed(plan_.options.train ? set_.embed.forward : set_.embed.evaluate);
-    plan_.head_evaluate = placed(set_.head.evaluate);
-    if (plan_.options.logits) plan_.head_logits = placed(set_.logits);
-    if (plan_.options.next_logits) plan_.head_next = placed(set_.next_logits);
-    for (const Stage& stage : set_.classes) plan_.classes.push_back(placed_class(stage));
-    plan_.class_of_layer = set_.class_of_layer;
-    if (!plan_.options.train) return;
-    plan_.embed_backward = placed(set_.embed.backward);
-    plan_.head_train = placed(set_.head.forward);
-    plan_.head_advance = placed(StatePrograms::advance({&set_.embed, &set_.head}));
-  }
-
-  LayerClass placed_class(const Stage& stage) {
-    LayerClass layer{.name = stage.name,
-                     .forward = {},
-                     .backward = {},
-                     .evaluate = placed(stage.evaluate),
-                     .advance = {},
-                     .saved = {}};
-    if (!plan_.options.train) return layer;
-    layer.forward = placed(stage.forward);
-    layer.backward = placed(stage.backward);
-    layer.advance = placed(StatePrograms::advance({&stage}));
-    for (const std::string& name : stage.split.saved)
-      layer.saved.push_back(stage.split.forward[stage.split.forward.find(name)]);
-    return layer;
-  }
-
+ private:
   // ---- parameters and the optimizer ----
 
   void make_parameters() {
@@ -139,19 +133,19 @@ class Planner {
     plan_.updates = windows ? split_update(plan_, whole_refreshes_, alignment()) : one_update(plan_);
     const char* step = plan_.defers_update() ? names::kUpdateStep : names::kStep;
     for (UpdateWindow& window : plan_.updates) {
-      window.program = placed(state_.update(plan_, window.parts, step));
-      window.exchange = placed(state_.exchange(plan_, window.parts));
-      for (PlacedProgram& program : window.follow) program = placed(std::move(program));
+      window.program = placed_(state_.update(plan_, window.parts, step));
+      window.exchange = placed_(state_.exchange(plan_, window.parts));
+      for (PlacedProgram& program : window.follow) program = placed_(std::move(program));
     }
     const bool in_tree = plan_.options.state.in_tree > 0, by_shards = shards_.any() || in_tree;
     for (int layer = -1; layer < layers() && gradients; ++layer)
-      plan_.squares.push_back(placed(by_shards ? state_.shard_squares(layer) : state_.squares(layer)));
-    if (by_shards && !gradients) plan_.squares.push_back(placed(state_.squares(StatePrograms::Split::shards)));
-    if (by_shards) plan_.squares.push_back(placed(state_.squares(StatePrograms::Split::whole)));
-    plan_.norm = plan_.squares.empty() ? placed(state_.norm()) : placed(state_.norm_of_squares(plan_.squares));
-    plan_.amaxes = placed(state_.amaxes(tensors_.scaled));
+      plan_.squares.push_back(placed_(by_shards ? state_.shard_squares(layer) : state_.squares(layer)));
+    if (by_shards && !gradients) plan_.squares.push_back(placed_(state_.squares(StatePrograms::Split::shards)));
+    if (by_shards) plan_.squares.push_back(placed_(state_.squares(StatePrograms::Split::whole)));
+    plan_.norm = plan_.squares.empty() ? placed_(state_.norm()) : placed_(state_.norm_of_squares(plan_.squares));
+    plan_.amaxes = placed_(state_.amaxes(tensors_.scaled));
     for (const auto group : {ParameterGroup::embedding, ParameterGroup::block, ParameterGroup::head})
-      if (in_tree) plan_.trees.push_back(placed(state_.sum_tree(group)));
+      if (in_tree) plan_.trees.push_back(placed_(state_.sum_tree(group)));
   }
 
   /// Whether what the update takes comes and goes, beside which other kernels could run.
@@ -205,15 +199,15 @@ class Planner {
       }
       ParameterForms& forms = parameter.forms.emplace_back();
       forms.loads = !spec.trainable && !reads[parameter.forms.size() - 1];
-      forms.refresh = placed({.program = split.own, .own = true});
+      forms.refresh = placed_({.program = split.own, .own = true});
       if (plan_.options.train && plan_.options.observe && spec.trainable)
-        forms.observe = placed({.program = observe_copies(split.own.ops.empty() ? split.rest : split.own, plan_.ops),
-                                .own = !split.own.ops.empty()});
-      forms.rest = placed(split.rest);
+        forms.observe = placed_({.program = observe_copies(split.own.ops.empty() ? split.rest : split.own, plan_.ops),
+                                 .own = !split.own.ops.empty()});
+      forms.rest = placed_(split.rest);
       if (!split.amax_format.empty())
-        forms.amax = placed({.program = StatePrograms::amax_of(forms.loads ? refresh.values[0] : split.own.values[0],
-                                                               names::kAmax, split.amax_format),
-                             .own = !forms.loads});
+        forms.amax = placed_({.program = StatePrograms::amax_of(forms.loads ? refresh.values[0] : split.own.values[0],
+                                                                names::kAmax, split.amax_format),
+                              .own = !forms.loads});
       if (!parameter.bounds.empty() && tensors_.whole_masters.contains(spec.name))
         split.gathered.push_back({.name = names::kMaster,
                                   .shape = Shape(spec.extents.begin(), spec.extents.end()),
@@ -234,8 +228,7 @@ class Planner {
   // ---- memory ----
 
   int layers() const { return static_cast<int>(plan_.model.layers); }
-  std::int64_t alignment() const { return static_cast<std::int64_t>(parts_.device.traits().alignment); }
-  std::int64_t aligned(std::int64_t bytes) const { return rounded_up(bytes, alignment()); }
+  std::int64_t alignment() const { return alignment_of(parts_); }
 
   // ---- refusals ----
 
@@ -314,19 +307,47 @@ class Planner {
 
   const PlanParts& parts_;
   Plan plan_;
-  ProgramSet set_;
+  const ProgramSet& set_;
   Shards shards_;
   StatePrograms state_;
   PlannedTensors tensors_;
   std::vector<std::vector<Program>> whole_refreshes_;  // by parameter and layer class, of all rows
   std::set<std::string> refusals_;
+  Placer placed_;
 };
 
 }  // namespace
 
-Plan plan_with(const PlanParts& parts, const PlanOptions& options, const ProgramSet& lowered,
-               const RecomputeChoice& choice, const std::function<bool(const Plan&)>& worth_slots) {
-  return Planner(parts, options, lowered).make(choice, worth_slots);
+ChosenPrograms::ChosenPrograms(const PlanParts& parts, const PlanOptions& options, const ProgramSet& lowered,
+                               const RecomputeChoice& choice)
+    : set(lowered) {
+  set.finish(choice);
+  plan.options = options;
+  plan.alignment = alignment_of(parts);
+  plan.model = parts.model.traits();
+  plan.uploaded = set.inputs();
+  plan.uploaded.push_back({.name = names::kStep,
+                           .shape = {std::int64_t{sizeof(StepState) / 4}},
+                           .dtype = DType::u32,
+                           .role = Role::runtime});
+  plan.model_states = set.states();
+  plan.ops = set.ops();
+  Placer placed(parts, plan, refusals);
+  plan.embed = placed(options.train ? set.embed.forward : set.embed.evaluate);
+  plan.head_evaluate = placed(set.head.evaluate);
+  if (options.logits) plan.head_logits = placed(set.logits);
+  if (options.next_logits) plan.head_next = placed(set.next_logits);
+  for (const Stage& stage : set.classes) plan.classes.push_back(placed(stage));
+  plan.class_of_layer = set.class_of_layer;
+  if (!options.train) return;
+  plan.embed_backward = placed(set.embed.backward);
+  plan.head_train = placed(set.head.forward);
+  plan.head_advance = placed(StatePrograms::advance({&set.embed, &set.head}));
+}
+
+Plan plan_with(const PlanParts& parts, const PlanOptions& options, const ChosenPrograms& programs,
+               const std::function<bool(const Plan&)>& worth_slots) {
+  return Planner(parts, options, programs).make(worth_slots);
 }
 
 }  // namespace quern

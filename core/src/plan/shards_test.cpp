@@ -153,6 +153,33 @@ TEST_CASE("weights and gradients of which ranks keep shards pass all checks, bes
             }
 }
 
+TEST_CASE("a rank's part of a gradient is its rows, in the whole or by themselves, and all parts are the whole") {
+  for (bool sharded : {false, true}) {
+    CAPTURE(sharded);
+    const std::vector<Plan> plans = plans_of(2, Sharding::ranks, 0, {.weights = sharded, .gradients = sharded});
+    std::int64_t next = 0;
+    for (const Plan& plan : plans) {
+      const PlannedTensor& whole = plan.tensor({names::kGradient, "qkv.weight", 1});
+      const PlannedTensor part = plan.part({names::kGradient, "qkv.weight", 1, TensorId::kOwn});
+      CHECK(part.part == TensorId::kOwn);
+      CHECK(part.whole == whole.extents);
+      CHECK(part.first == next);
+      CHECK(part.extents[1] == whole.extents[1]);
+      next += element_count(part.extents);
+      CHECK(whole.over_ranks == sharded);
+      CHECK_FALSE(part.over_ranks);
+      CHECK(part.part_of == (sharded ? -1 : whole.offset));
+      if (!sharded) CHECK(part.offset == whole.offset + byte_count({part.first}, part.dtype));
+      CHECK(part.place().space == Space::device);
+      // Alike on all ranks, so not split.
+      const PlannedTensor norm = plan.part({names::kGradient, "attn_norm.weight", 1, TensorId::kOwn});
+      CHECK(norm.whole.empty());
+      CHECK(norm.extents == plan.tensor({names::kGradient, "attn_norm.weight", 1}).extents);
+    }
+    CHECK(next == element_count(plans[0].tensor({names::kGradient, "qkv.weight", 1}).extents));
+  }
+}
+
 TEST_CASE("a gradient that two programs make is reduced twice") {
   for (unsigned places : {3u, 15u}) {
     CAPTURE(places);

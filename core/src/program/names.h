@@ -35,13 +35,16 @@ inline constexpr char kRows[] = "rows";  ///< of the tokens whose next logits ar
 inline constexpr char kStep[] = "step";  ///< StepState
 
 // ---- state of a step ----
-inline constexpr char kLossStats[] = "loss_stats";         ///< LossStats
-inline constexpr char kEvalStats[] = "eval_stats";         ///< the same of an evaluation
-inline constexpr char kShardSquares[] = "squares.shards";  ///< of this rank's gradients, then of all ranks'
-inline constexpr char kOwnSquares[] = "squares.own";       ///< this rank's part of kShardSquares, where it is gathered
-inline constexpr char kUpdate[] = "update";                ///< UpdateState
-inline constexpr char kUpdateStep[] = "update_step";       ///< StepState of a deferred update
-inline constexpr char kAmaxes[] = "amaxes";                ///< of masters that are split over ranks, one element each
+inline constexpr char kLossStats[] = "loss_stats";        ///< LossStats
+inline constexpr char kEvalStats[] = "eval_stats";        ///< the same of an evaluation
+inline constexpr char kSquares[] = "squares";             ///< sums of squares of a layer's gradients, f64
+inline constexpr char kWholeSquares[] = "squares.whole";  ///< of gradients that every rank has whole
+inline constexpr char kShardSquares[] =
+    "squares.shards";                                 ///< of all shards; kOwn: a layer's, which are neighbours in it
+inline constexpr char kOwnSquares[] = "squares.own";  ///< this rank's part of kShardSquares, where it is gathered
+inline constexpr char kUpdate[] = "update";           ///< UpdateState
+inline constexpr char kUpdateStep[] = "update_step";  ///< StepState of a deferred update
+inline constexpr char kAmaxes[] = "amaxes";           ///< of masters that are split over ranks, one element each
 
 // ---- results ----
 inline constexpr char kLogits[] = "logits";
@@ -52,7 +55,8 @@ inline constexpr char kMaster[] = "master";
 inline constexpr char kMasterScale[] = "master_scale";  ///< of rows of a master in int8
 inline constexpr char kWorking[] = "working";
 inline constexpr char kGradient[] = "gradient";
-inline constexpr char kPartials[] = "partials";         ///< sums of some micro-batches, a power of two each
+inline constexpr char kPartials[] =
+    "partials";  ///< sums of some micro-batches, a power of two each; of losses without a parameter
 inline constexpr char kStaged[] = "staged";             ///< what all ranks have of a sum
 inline constexpr char kAmax[] = "amax";                 ///< of all ranks' rows, an element of kAmaxes, or of all slices
 inline constexpr char kSliceAmaxes[] = "slice_amaxes";  ///< of the slices in which the master is updated

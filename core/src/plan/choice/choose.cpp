@@ -42,8 +42,8 @@ struct Candidate {
 
 class Comparison {
  public:
-  Comparison(const PlanParts& parts, const PlanOptions& options)
-      : parts_(parts), options_(options), limits_(limits_of(parts, options)) {
+  Comparison(Trials& trials, const PlanParts& parts, const PlanOptions& options)
+      : trials_(trials), parts_(parts), options_(options), limits_(limits_of(parts, options)) {
     for (const PlacedKey& key : kPlacedKeys)
       if ((options.state.*key.placement).memory == kAuto) open_.push_back(&key);
   }
@@ -81,8 +81,7 @@ class Comparison {
                                   [&](const auto& a, const auto& b) { return missing(a) < missing(b); });
     if (searches()) try_to_fit(*least);
     if (searches() && !least->fits)  // with slots
-      least->fit.plan =
-          plan_with(parts_, least->options, lowered(), least->fit.choice, [](const Plan&) { return true; });
+      least->fit.plan = trials_.plan(parts_, least->options, least->fit.choice, [](const Plan&) { return true; });
     return {std::move(least->fit.choice), std::move(least->fit.plan), false, &parts_.precision};
   }
 
@@ -132,14 +131,9 @@ class Comparison {
     return bytes;
   }
 
-  const ProgramSet& lowered() {
-    if (!lowered_) lowered_.emplace(parts_, options_);
-    return *lowered_;
-  }
-
   void plan(Candidate& candidate) {
     candidate.planned = true;
-    candidate.fit = fit_named(parts_, candidate.options, lowered(), [&](const Plan& plan) {
+    candidate.fit = trials_.named(parts_, candidate.options, [&](const Plan& plan) {
       candidate.least_bytes = least_device_bytes(plan);
       return !searches() || !hopeless(plan);
     });
@@ -209,11 +203,7 @@ class Comparison {
   }
 
   void try_to_fit(Candidate& candidate) {
-    if (path_.empty()) {
-      path_ = path_for(parts_, options_, lowered());
-      step_ = path_.size() - 1;
-    }
-    candidate.fit = fit_within(parts_, candidate.options, lowered(), path_, limits_, step_);
+    candidate.fit = trials_.within(parts_, candidate.options, limits_);
     candidate.tried = true;
     candidate.fits = limits_.hold(candidate.fit.plan);
     if (!candidate.fits) return;
@@ -258,24 +248,22 @@ class Comparison {
     return "there is room for it";
   }
 
+  Trials& trials_;
   const PlanParts& parts_;
   const PlanOptions& options_;
   const Limits limits_;
   std::vector<const PlacedKey*> open_;  // keys that are left to the planner
   std::vector<Candidate> candidates_;
-  std::optional<ProgramSet> lowered_;  // this and the path are made when first needed
-  RecomputePath path_;
-  std::size_t step_ = 0;  // of the path, that fitted last
 };
 
 /// A comparison for each form of the precision backend.
 class Forms {
  public:
-  Forms(const PlanParts& parts, const PlanOptions& options) : forms_(parts.forms), options_(options) {
+  Forms(Trials& trials, const PlanParts& parts, const PlanOptions& options) : forms_(parts.forms), options_(options) {
     if (!options.train) forms_.clear();
     for (const PrecisionForm& form : forms_) parts_.push_back(parts.with(*form.backend));
     if (forms_.empty()) parts_.push_back(parts);
-    for (const PlanParts& form : parts_) comparisons_.emplace_back(form, options);
+    for (const PlanParts& form : parts_) comparisons_.emplace_back(trials, form, options);
   }
 
   /// As Comparison's. Without a budget it is of the first form that has one.
@@ -326,31 +314,37 @@ class Forms {
 }  // namespace
 
 std::optional<Choice> choose_fitting(const PlanParts& parts, const PlanOptions& options) {
-  return Forms(parts, options).best();
+  Trials trials;
+  return Forms(trials, parts, options).best();
 }
 
-Choice choose(const PlanParts& parts, const PlanOptions& options) {
-  Forms forms(parts, options);
+Choice choose(Trials& trials, const PlanParts& parts, const PlanOptions& options) {
+  Forms forms(trials, parts, options);
   std::optional<Choice> best = forms.best();
   return best ? std::move(*best) : forms.nearest();
 }
 
-Choice choose_with_shares(const PlanParts& parts, const PlanOptions& options) {
-  Choice choice = choose(parts, options);
+Choice choose(const PlanParts& parts, const PlanOptions& options) {
+  Trials trials;
+  return choose(trials, parts, options);
+}
+
+Choice choose_with_shares(Trials& trials, const PlanParts& parts, const PlanOptions& options) {
+  Choice choice = choose(trials, parts, options);
   if (!choice.fits) return choice;
-  try_shares(parts.with(*choice.precision), options, choice);
+  try_shares(trials, parts.with(*choice.precision), options, choice);
   keep_reused(parts.with(*choice.precision), options, choice);
   return choice;
 }
 
-Choice choose_with_micro_batch(const PlanParts& parts, const PlanOptions& options) {
+Choice choose_with_micro_batch(Trials& trials, const PlanParts& parts, const PlanOptions& options) {
   const std::int64_t sequences = checked_product(options.geometry.batch, options.accumulation);
   const bool fewer_logits = chooses(options) && options.loss_chunk == 0;
   std::optional<Choice> best;
   PlanOptions best_options;
   bool logits_bind = false;  // of the last that was tried
   auto is_faster = [&](const PlanOptions& trial) {
-    Forms forms(parts, trial);
+    Forms forms(trials, parts, trial);
     std::optional<Choice> choice = best ? forms.best(best->plan.seconds_per_step) : forms.best();
     logits_bind = fewer_logits && forms.head_binds();
     if (!choice) return false;
@@ -372,17 +366,17 @@ Choice choose_with_micro_batch(const PlanParts& parts, const PlanOptions& option
     }
     if (best) slower = faster ? 0 : slower + 1;
   }
-  if (!best) return choose(parts, options);
+  if (!best) return choose(trials, parts, options);
   auto improved = [&](Choice choice) {
     best_options.loss_chunk = options.loss_chunk;
-    try_shares(parts.with(*choice.precision), best_options, choice);
-    try_chunks(parts.with(*choice.precision), best_options, choice);
+    try_shares(trials, parts.with(*choice.precision), best_options, choice);
+    try_chunks(trials, parts.with(*choice.precision), best_options, choice);
     return choice;
   };
   best = improved(std::move(*best));
   if (fewer_logits && best->plan.options.loss_chunk == 0 && head_binds(best->plan)) {
     best_options.loss_chunk = kSmallChunk;
-    Forms forms(parts, best_options);
+    Forms forms(trials, parts, best_options);
     if (std::optional<Choice> other = forms.best())
       if (other = improved(std::move(*other)); other->plan.seconds_per_step < best->plan.seconds_per_step)
         best = std::move(other);
@@ -401,7 +395,13 @@ Choice choose_with_micro_batch(const PlanParts& parts, const PlanOptions& option
   return std::move(*best);
 }
 
+Choice choose_with_micro_batch(const PlanParts& parts, const PlanOptions& options) {
+  Trials trials;
+  return choose_with_micro_batch(trials, parts, options);
+}
+
 Choice choose_with_sharding(const PlanParts& parts, const PlanOptions& options) {
+  Trials trials;
   using State = StatePlacement;
   constexpr Placement State::*kStages[][2] = {
       {&State::master, &State::moments}, {&State::gradients, nullptr}, {&State::weights, nullptr}};
@@ -411,14 +411,14 @@ Choice choose_with_sharding(const PlanParts& parts, const PlanOptions& options) 
     return a.fits ? a.plan.seconds_per_step < b.plan.seconds_per_step : limits.missing(a.plan) < limits.missing(b.plan);
   };
   PlanOptions trial = options;
-  Choice best = choose_with_micro_batch(parts, trial);
+  Choice best = choose_with_micro_batch(trials, parts, trial);
   std::string stage = "0", taken = stage;
   for (const auto& shards : kStages) {
     for (Placement State::*kind : shards)
       if (kind) (trial.state.*kind).sharding = Sharding::ranks;
     stage = std::to_string(std::stoi(stage) + 1);
     if (!placement_faults(trial.state).empty()) break;
-    Choice choice = choose_with_micro_batch(parts, trial);
+    Choice choice = choose_with_micro_batch(trials, parts, trial);
     if (!is_better(choice, best)) continue;
     best = std::move(choice);
     taken = stage;

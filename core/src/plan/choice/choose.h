@@ -19,7 +19,7 @@ std::optional<Choice> choose_fitting(const PlanParts& parts, const PlanOptions& 
 Choice choose(const PlanParts& parts, const PlanOptions& options);
 
 /// What choose() finds, then shares of it (shares.h), and what fits beside them.
-Choice choose_with_shares(const PlanParts& parts, const PlanOptions& options);
+Choice choose_with_shares(Trials& trials, const PlanParts& parts, const PlanOptions& options);
 
 /// Chooses what changes the order of sums too, for the fastest step of the same sequences: the micro-batch, and where
 /// logits take more memory than layers the tokens whose logits are made at once; then shares. Where none

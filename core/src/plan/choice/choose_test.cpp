@@ -52,6 +52,11 @@ PlanOptions with_budgets(PlanOptions options, std::int64_t device, std::int64_t 
   return options;
 }
 
+Choice with_shares(const PlanParts& parts, const PlanOptions& options) {
+  Trials trials;
+  return choose_with_shares(trials, parts, options);
+}
+
 /// The fastest step of all placements, each named in the options.
 std::optional<double> fastest(const PlanParts& parts, const PlanOptions& options) {
   std::optional<double> best;
@@ -135,7 +140,7 @@ TEST_CASE("shares of the layers on the device are within the budget, make no ste
   for (const int part : {6, 8, 10, 12, 14}) {
     CAPTURE(part);
     const PlanOptions options = with_budgets(open_options(), resident * part / 16, 0);
-    const Choice whole = choose(deep.parts, options), shared = choose_with_shares(deep.parts, options);
+    const Choice whole = choose(deep.parts, options), shared = with_shares(deep.parts, options);
     REQUIRE(shared.fits == whole.fits);
     if (!whole.fits) continue;
     CHECK(shared.plan.device_bytes <= options.device_budget);
@@ -160,9 +165,9 @@ TEST_CASE("in steps of many micro-batches moments may be in a store where kernel
   const std::int64_t resident = choose(deep.parts, tiny_options()).plan.device_bytes;
   PlanOptions options = with_budgets(open_options(), resident * 24 / 64, 0);
   options.accumulation = 64;
-  const Choice of_one = choose_with_shares(deep.parts, options);
+  const Choice of_one = with_shares(deep.parts, options);
   options.stores = {"host", "zerocopy"};
-  const Choice of_both = choose_with_shares(deep.parts, options);
+  const Choice of_both = with_shares(deep.parts, options);
   REQUIRE(of_both.fits);
   CHECK(of_both.plan.device_bytes <= options.device_budget);
   CHECK(of_both.plan.seconds_per_step < of_one.plan.seconds_per_step);
@@ -184,11 +189,11 @@ TEST_CASE("the chosen shares give the same plan when they are named, also beside
       options.accumulation = 64;
       options.recompute = own;
       options.stores = {"host", "zerocopy"};
-      const Choice chosen = choose_with_shares(deep.parts, options);
+      const Choice chosen = with_shares(deep.parts, options);
       if (!chosen.fits) continue;
       PlanOptions named = options;
       for (const PlacedKey& key : kPlacedKeys) named.state.*key.placement = chosen.plan.options.state.*key.placement;
-      const Choice again = choose_with_shares(deep.parts, named);
+      const Choice again = with_shares(deep.parts, named);
       CHECK(again.plan.seconds_per_step == chosen.plan.seconds_per_step);
       CHECK(again.plan.device_bytes == chosen.plan.device_bytes);
       auto reason = [](const Plan& plan) {
@@ -478,7 +483,7 @@ TEST_CASE("ranks choose alike, though each would find other times for its own sh
   for (int part = 16; part < 64; part += 6) {
     CAPTURE(part);
     PlanOptions options = with_budgets(sharded, resident * part / 64, 0);
-    if (!choose_with_shares(deep.parts, options).fits) continue;
+    if (!with_shares(deep.parts, options).fits) continue;
     ++budgets;
     auto decided = [&](int rank) {
       options.state.rank = rank;

@@ -9,23 +9,6 @@
 
 namespace quern {
 
-RecomputePath path_for(const PlanParts& parts, const PlanOptions& options, const ProgramSet& lowered) {
-  auto bytes = [&](const Value& value) {
-    return static_cast<double>(byte_count(extents_at(value.shape, options.geometry), value.dtype));
-  };
-  auto seconds = [&](const Program& program) {
-    return program_seconds(lowered.fused(program), lowered.ops(), options.geometry, parts.device);
-  };
-  return recompute_path(lowered.typical().lowered.joint, lowered.ops(), bytes, seconds);
-}
-
-Fit fit_named(const PlanParts& parts, const PlanOptions& options, const ProgramSet& lowered,
-              const PlanTest& worth_slots) {
-  Fit named{.choice = {.recomputed = lowered.recomputed(options.recompute)}, .plan = {}};
-  named.plan = plan_with(parts, options, lowered, named.choice, worth_slots);
-  return named;
-}
-
 namespace {
 
 /// The largest number from `low` on that `fits`; `low` does, `high` does not. `at` is tried first, then numbers farther
@@ -107,27 +90,64 @@ Decision recompute_decision(const PlanOptions& options, const RecomputeChoice& c
           ""};
 }
 
+Trials::Programs& Trials::programs(const PlanParts& parts, const PlanOptions& options) {
+  const std::tuple key{&parts.precision, options.geometry.batch, options.loss_chunk};
+  const auto it = known_.find(key);
+  return it != known_.end() ? it->second : known_.try_emplace(key, parts, options).first->second;
+}
+
+Plan Trials::plan(const PlanParts& parts, const PlanOptions& options, const RecomputeChoice& choice,
+                  const PlanTest& worth_slots) {
+  constexpr std::size_t kMost = 8;  // some megabytes each
+  Programs& programs = this->programs(parts, options);
+  auto chosen = programs.chosen.find(choice);
+  if (chosen == programs.chosen.end()) {
+    for (auto& [key, known] : known_)
+      if (&known != &programs || known.chosen.size() >= kMost) known.chosen.clear();
+    chosen = programs.chosen.try_emplace(choice, programs.parts, options, programs.lowered, choice).first;
+  }
+  return plan_with(parts, options, chosen->second, worth_slots);
+}
+
+Fit Trials::named(const PlanParts& parts, const PlanOptions& options, const PlanTest& worth_slots) {
+  Fit named{.choice = {.recomputed = programs(parts, options).lowered.recomputed(options.recompute)}, .plan = {}};
+  named.plan = plan(parts, options, named.choice, worth_slots);
+  return named;
+}
+
 // Programs that keep less also need more transient memory, so what fits is found by laying plans out. All layers get
 // the step of the path that fits them all, and as many as there is room for the next one.
-Fit fit_within(const PlanParts& parts, const PlanOptions& options, const ProgramSet& lowered, const RecomputePath& path,
-               const Limits& limits, std::size_t& guess) {
+Fit Trials::within(const PlanParts& parts, const PlanOptions& options, const Limits& limits) {
+  Programs& programs = this->programs(parts, options);
+  std::vector<std::set<std::string>>& path = programs.path;
+  const ProgramSet& lowered = programs.lowered;
+  if (path.empty()) {
+    auto bytes = [&](const Value& value) {
+      return static_cast<double>(byte_count(extents_at(value.shape, options.geometry), value.dtype));
+    };
+    auto seconds = [&](const Program& program) {
+      return program_seconds(lowered.fused(program), lowered.ops(), options.geometry, parts.device);
+    };
+    path = recompute_path(lowered.typical().lowered.joint, lowered.ops(), bytes, seconds);
+    programs.step = path.size() - 1;
+  }
   std::optional<Fit> fit, above;  // the last that fits, and that does not
   auto fits = [&](RecomputeChoice choice) {
-    Plan plan = plan_with(parts, options, lowered, choice, [&](const Plan& plan) { return limits.hold(plan); });
+    Plan plan = this->plan(parts, options, choice, [&](const Plan& plan) { return limits.hold(plan); });
     const bool held = limits.hold(plan);
     (held ? fit : above) = Fit{std::move(choice), std::move(plan)};
     return held;
   };
   const auto steps = static_cast<std::int64_t>(path.size());
-  const std::int64_t step = border(-1, steps, static_cast<std::int64_t>(guess), [&](std::int64_t at) {
+  const std::int64_t step = border(-1, steps, static_cast<std::int64_t>(programs.step), [&](std::int64_t at) {
     return fits({.recomputed = path[static_cast<std::size_t>(at)]});
   });
-  guess = static_cast<std::size_t>(std::max<std::int64_t>(step, 0));
+  const auto fitting = programs.step = static_cast<std::size_t>(std::max<std::int64_t>(step, 0));
   if (!fit) return std::move(*above);
   if (step + 1 == steps) return std::move(*fit);
   const std::int64_t layers = layers_that_fit(fit->plan, above->plan, limits);
   border(0, fit->plan.model.layers, layers, [&](std::int64_t richer) {
-    return fits({.recomputed = path[guess], .fewer = path[guess + 1], .richer_layers = richer});
+    return fits({.recomputed = path[fitting], .fewer = path[fitting + 1], .richer_layers = richer});
   });
   return std::move(*fit);
 }

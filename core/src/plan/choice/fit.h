@@ -2,6 +2,11 @@
 // A choice, the limits that it has to hold, and what to recompute: the policy of the options, or as little as fits.
 
 #include <functional>
+#include <map>
+#include <set>
+#include <string>
+#include <tuple>
+#include <vector>
 
 #include "plan/planner.h"
 
@@ -27,10 +32,6 @@ struct Fit {
   Plan plan;
 };
 
-/// Sets to recompute, from everything to as little as helps. Where state is kept makes no difference to them.
-using RecomputePath = std::vector<std::set<std::string>>;
-RecomputePath path_for(const PlanParts& parts, const PlanOptions& options, const ProgramSet& lowered);
-
 /// Bytes above a limit; of limit 0: none.
 std::int64_t above(std::int64_t bytes, std::int64_t limit);
 
@@ -49,12 +50,36 @@ bool chooses(const PlanOptions& options);
 
 using PlanTest = std::function<bool(const Plan&)>;
 
-/// What the options name; without slots where the plan is not `worth_slots`.
-Fit fit_named(const PlanParts& parts, const PlanOptions& options, const ProgramSet& lowered,
-              const PlanTest& worth_slots);
-/// The least recomputation on the path whose plan the limits hold; where even the most does not fit, that, without
-/// slots. `guess` is the step of the path that is tried first, and becomes the one that fits.
-Fit fit_within(const PlanParts& parts, const PlanOptions& options, const ProgramSet& lowered, const RecomputePath& path,
-               const Limits& limits, std::size_t& guess);
+/// Plans of a search, whose options differ by the micro-batch, the tokens whose logits are made at once, and where
+/// state is; and its memo: what such plans have in common is made once.
+class Trials {
+ public:
+  /// Without slots where the plan is not `worth_slots`.
+  Plan plan(const PlanParts& parts, const PlanOptions& options, const RecomputeChoice& choice,
+            const PlanTest& worth_slots);
+  /// With the recomputation that the options name.
+  Fit named(const PlanParts& parts, const PlanOptions& options, const PlanTest& worth_slots);
+  /// The least recomputation whose plan the limits hold; where even the most does not fit, that, without slots.
+  Fit within(const PlanParts& parts, const PlanOptions& options, const Limits& limits);
+  /// Seconds of a step, by text of its placements, for the one who searches these.
+  std::map<std::string, double>& seconds(const PlanParts& parts, const PlanOptions& options) {
+    return programs(parts, options).seconds;
+  }
+
+ private:
+  struct Programs {
+    Programs(const PlanParts& of, const PlanOptions& options) : parts(of), lowered(parts, options) {}
+    const PlanParts parts;  // which `lowered` borrows
+    const ProgramSet lowered;
+    std::map<RecomputeChoice, ChosenPrograms> chosen = {};  // the last few
+    std::vector<std::set<std::string>> path = {};           // to recompute, from everything to as little as helps
+    std::size_t step = 0;                                   // of the path, that fitted last
+    std::map<std::string, double> seconds = {};
+  };
+  /// By the form of the precision backend, the micro-batch and the chunk of logits.
+  std::map<std::tuple<const PrecisionBackend*, std::int64_t, std::int64_t>, Programs> known_;
+
+  Programs& programs(const PlanParts& parts, const PlanOptions& options);
+};
 
 }  // namespace quern

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <limits>
-#include <map>
 #include <optional>
 #include <string>
 #include <utility>
@@ -18,19 +17,14 @@ namespace {
 /// Tries other placements for choices that differ by placements alone, each once; and other chunks of logits.
 class Search {
  public:
-  Search(const PlanParts& parts, const PlanOptions& options, const Choice& choice)
-      : parts_(parts),
-        options_(options),
-        limits_(limits_of(parts, options)),
-        lowered_(parts, choice.plan.options),
-        path_(path_for(parts, options, lowered_)),
-        step_(path_.size() - 1) {}
+  Search(Trials& trials, const PlanParts& parts, const PlanOptions& options)
+      : trials_(trials), parts_(parts), options_(options), limits_(limits_of(parts, options)) {}
 
   void run_chunks(Choice& best) {
     for (const std::int64_t chunk : {std::int64_t{4096}, std::int64_t{2048}, std::int64_t{1024}, std::int64_t{512}}) {
       PlanOptions trial = best.plan.options;
       trial.loss_chunk = chunk;
-      if (chunk < trial.geometry.tokens()) try_options(best, trial, ProgramSet(parts_, trial));
+      if (chunk < trial.geometry.tokens()) try_options(best, trial);
     }
   }
 
@@ -63,19 +57,22 @@ class Search {
     placement.device_percent = percent;
     if (!placement_faults(trial.state).empty()) return;
     std::string placed;
-    for (const PlacedKey& each : kPlacedKeys) placed += text_of(trial.state.*each.placement) + " ";
-    const auto [known, is_new] = tried_.try_emplace(placed, 0);
-    if (is_new || known->second < best.plan.seconds_per_step) known->second = try_options(best, trial, lowered_);
+    for (const PlacedKey& each : kPlacedKeys) {
+      const Placement& of = trial.state.*each.placement;
+      placed += text_of(of) + " " + std::string(name_of(of.sharding)) + " ";
+    }
+    const auto [known, is_new] = trials_.seconds(parts_, trial).try_emplace(placed, 0);
+    if (is_new || known->second < best.plan.seconds_per_step) known->second = try_options(best, trial);
   }
 
   /// Takes it where that is faster. Seconds of a step; infinite where it does not fit.
-  double try_options(Choice& best, const PlanOptions& trial, const ProgramSet& lowered) {
+  double try_options(Choice& best, const PlanOptions& trial) {
     const PlanTest holds = [this](const Plan& plan) { return limits_.hold(plan); };
-    Fit fit = fit_named(parts_, trial, lowered, holds);  // as choose() takes it where these placements are named
+    Fit fit = trials_.named(parts_, trial, holds);  // as choose() takes it where these placements are named
     std::optional<Decision> recomputes;
     if (!holds(fit.plan)) {
       const std::int64_t named_bytes = fit.plan.device_total();
-      fit = fit_within(parts_, trial, lowered, path_, limits_, step_);
+      fit = trials_.within(parts_, trial, limits_);
       if (!holds(fit.plan)) return std::numeric_limits<double>::infinity();
       recomputes = recompute_decision(options_, fit.choice, named_bytes);
     }
@@ -101,13 +98,10 @@ class Search {
       }
   }
 
+  Trials& trials_;
   const PlanParts& parts_;
   const PlanOptions& options_;
   const Limits limits_;
-  const ProgramSet lowered_;
-  const RecomputePath path_;
-  std::size_t step_;                     ///< of the path, that fitted last
-  std::map<std::string, double> tried_;  ///< seconds of a step, by placements
 };
 
 /// Whether it recomputes more than the config's own.
@@ -118,11 +112,11 @@ bool recomputes_more(const Choice& choice) {
 
 }  // namespace
 
-void try_chunks(const PlanParts& parts, const PlanOptions& options, Choice& best) {
-  if (chooses(options) && options.train && options.loss_chunk == 0) Search(parts, options, best).run_chunks(best);
+void try_chunks(Trials& trials, const PlanParts& parts, const PlanOptions& options, Choice& best) {
+  if (chooses(options) && options.train && options.loss_chunk == 0) Search(trials, parts, options).run_chunks(best);
 }
 
-void try_shares(const PlanParts& parts, const PlanOptions& options, Choice& best) {
+void try_shares(Trials& trials, const PlanParts& parts, const PlanOptions& options, Choice& best) {
   if (!chooses(options) || !options.train || options.stores.empty()) return;
   constexpr const PlacedKey &kMoments = kPlacedKeys[1], &kActivations = kPlacedKeys[4];
   static_assert(kMoments.placement == &StatePlacement::moments);
@@ -132,7 +126,7 @@ void try_shares(const PlanParts& parts, const PlanOptions& options, Choice& best
     return (choice.plan.options.state.*key.placement).memory == kOnDevice;
   };
   if (std::none_of(std::begin(kPlacedKeys), std::end(kPlacedKeys), is_open)) return;
-  Search shares(parts, options, best);
+  Search shares(trials, parts, options);
   auto search = [&](Choice& choice, bool moments_first) {
     if (moments_first) shares.run(choice, kMoments);
     for (auto key = std::rbegin(kPlacedKeys); key != std::rend(kPlacedKeys); ++key) {

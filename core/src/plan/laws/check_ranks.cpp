@@ -55,6 +55,7 @@ std::string described(const RankRun& rank, const Action* action) {
   if (!action) return "nothing";
   const OpInstance& op = rank.task(*action).instance;
   std::string text = op.kind;
+  if (rank.task(*action).axis != Axis::ranks) text += " of a " + std::string(name_of(rank.task(*action).axis));
   const bool in = whole_goes_in(op);
   const auto accesses = in ? rank.schedule->reads(*action) : rank.schedule->writes(*action);
   const std::vector<Operand>& operands = in ? op.inputs : op.outputs;

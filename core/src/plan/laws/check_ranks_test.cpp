@@ -49,6 +49,16 @@ TEST_CASE("another order or size is named with its rank") {
             "first micro-step, rank 2: makes all_gather bf16 (128) where rank 0 makes all_gather bf16 (64)"});
 }
 
+TEST_CASE("a collective among the ranks of a machine does not meet one among all") {
+  const Rank a({64});
+  Rank b({64});
+  b.set.tasks[0].axis = Axis::machine;
+  CHECK(faults({&b, &b}).empty());
+  CHECK(faults({&a, &b}) ==
+        std::vector<std::string>{"first micro-step, rank 1: makes all_gather of a machine bf16 (64) "
+                                 "where rank 0 makes all_gather bf16 (64)"});
+}
+
 TEST_CASE("a rank that makes one collective less leaves the others waiting") {
   const Rank a({64, 128}), b({64});
   CHECK(faults({&a, &b}) ==

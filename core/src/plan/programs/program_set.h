@@ -1,6 +1,7 @@
 #pragma once
 // The passes in order, for one model on one device: what make_plan places and show_programs prints.
 
+#include <compare>
 #include <set>
 #include <string>
 #include <vector>
@@ -27,6 +28,7 @@ struct Stage {
 struct RecomputeChoice {
   std::set<std::string> recomputed = {}, fewer = {};
   std::int64_t richer_layers = 0;
+  auto operator<=>(const RecomputeChoice&) const = default;
 };
 
 class ProgramSet {

@@ -52,10 +52,6 @@ ValueId add_named(Program& program, std::vector<TensorId>& tensors, TensorId id,
 
 }  // namespace
 
-bool is_part_of_shard_squares(std::string_view name) {
-  return name.starts_with(std::string(names::kShardSquares) + ".");
-}
-
 ValueId StatePrograms::add_tensor(Program& program, std::vector<TensorId>& tensors, const std::string& kind,
                                   const ParameterSpec& spec, int layer, DType dtype, const Extents& whole,
                                   const RowSlice& rows) const {
@@ -89,7 +85,7 @@ PlacedProgram StatePrograms::norm() const {
   Program& program = norm.program;
   program.name = "norm";
   Op squares = squares_of(norm, [](const ParameterSpec&, int) { return true; });
-  squares.outputs.push_back(program.add_value({.name = "squares",
+  squares.outputs.push_back(program.add_value({.name = names::kSquares,
                                                .shape = {static_cast<std::int64_t>(squares.inputs.size())},
                                                .dtype = DType::f64,
                                                .role = Role::local}));
@@ -100,27 +96,23 @@ PlacedProgram StatePrograms::norm() const {
 }
 
 // f64 elements, one for each tensor.
-PlacedProgram StatePrograms::squares(const std::string& name, const Takes& takes) const {
+PlacedProgram StatePrograms::squares(const TensorId& sums, const Takes& takes) const {
   PlacedProgram to;
   Op op = squares_of(to, takes);
-  return squares(name, std::move(to), std::move(op));
+  return squares(sums, std::move(to), std::move(op));
 }
 
-PlacedProgram StatePrograms::squares(const std::string& name, PlacedProgram to, Op squares) {
-  Program& program = to.program;
-  program.name = "squares";
+PlacedProgram StatePrograms::squares(const TensorId& sums, PlacedProgram to, Op squares) {
+  to.program.name = "squares";
   if (squares.inputs.empty()) return to;
-  squares.outputs.push_back(program.add_value({.name = name,
-                                               .shape = {static_cast<std::int64_t>(squares.inputs.size())},
-                                               .dtype = DType::f64,
-                                               .role = Role::state}));
-  program.ops.push_back(std::move(squares));
+  squares.outputs.push_back(
+      add_named(to.program, to.tensors, sums, {static_cast<std::int64_t>(squares.inputs.size())}, DType::f64));
+  to.program.ops.push_back(std::move(squares));
   return to;
 }
 
 PlacedProgram StatePrograms::squares(int layer) const {
-  return squares("squares." + (layer < 0 ? std::string("outside") : std::to_string(layer)),
-                 [layer](const ParameterSpec&, int wanted) { return wanted == layer; });
+  return squares({names::kSquares, "", layer}, [layer](const ParameterSpec&, int wanted) { return wanted == layer; });
 }
 
 // Piece by piece, so that a rank's are neighbours.
@@ -150,7 +142,7 @@ Program StatePrograms::sum_tree(ParameterGroup group) const {
   const Attributes attributes{{"block", block}, {"count", options_.state.in_tree}};
   auto add = [&](Op& op, Value sum) {
     Value partials = sum;
-    partials.name = sum.parameter.empty() ? sum.name + " " + names::kPartials : names::kPartials;
+    partials.name = names::kPartials;
     partials.shape = {levels, element_count(fixed_extents(sum.shape))};
     for (Value* value : {&sum, &partials}) {
       program.values.push_back(*value);
@@ -172,44 +164,43 @@ Program StatePrograms::sum_tree(ParameterGroup group) const {
 PlacedProgram StatePrograms::squares(Split split) const {
   if (options_.state.in_tree > 0) {
     if (split == Split::whole)
-      return squares("squares.whole",
+      return squares({names::kWholeSquares},
                      [&](const ParameterSpec& spec, int) { return shards_.pieces(spec.name).empty(); });
     PlacedProgram to;
     Op op = squares_of_pieces(to);
-    return squares(shards_.any() ? names::kOwnSquares : names::kShardSquares, std::move(to), std::move(op));
+    return squares({shards_.any() ? names::kOwnSquares : names::kShardSquares}, std::move(to), std::move(op));
   }
-  return squares(split == Split::shards ? names::kShardSquares : "squares.whole",
+  return squares({split == Split::shards ? names::kShardSquares : names::kWholeSquares},
                  [&](const ParameterSpec& spec, int) { return shards_.has(spec.name) == (split == Split::shards); });
 }
 
 PlacedProgram StatePrograms::shard_squares(int layer) const {
-  return squares(std::string(names::kShardSquares) + "." + (layer < 0 ? std::string("outside") : std::to_string(layer)),
+  return squares({names::kShardSquares, "", layer, TensorId::kOwn},
                  [&](const ParameterSpec& spec, int wanted) { return wanted == layer && shards_.has(spec.name); });
 }
 
-Program StatePrograms::norm_of_squares(const std::vector<PlacedProgram>& squares) const {
-  Program program;
-  program.name = "norm";
+PlacedProgram StatePrograms::norm_of_squares(const std::vector<PlacedProgram>& squares) const {
+  PlacedProgram norm;
+  norm.program.name = "norm";
   std::vector<ValueId> sums;
-  Value shards{.name = names::kShardSquares, .shape = {0}, .dtype = DType::f64, .role = Role::state};
-  std::int64_t count = 0;  // of those, layer by layer
+  std::int64_t shards = 0;  // layer by layer
+  auto add = [&](TensorId id, std::int64_t count) {
+    return add_named(norm.program, norm.tensors, std::move(id), {count}, DType::f64);
+  };
   for (const PlacedProgram& part : squares)
     for (const Op& op : part.program.ops) {
-      Value sum = part.program[op.outputs[0]];
-      if (is_part_of_shard_squares(sum.name)) {
-        count += element_count(fixed_extents(sum.shape));
-        continue;
-      }
-      if (sum.name == names::kOwnSquares)  // gathered by now
-        sum.name = names::kShardSquares, sum.shape = {element_count(fixed_extents(sum.shape)) * options_.state.ranks};
-      sums.push_back(program.add_value(std::move(sum)));
+      const TensorId id = part.id_of(op.outputs[0]);
+      const std::int64_t count = element_count(fixed_extents(part.program[op.outputs[0]].shape));
+      if (is_part_of_shard_squares(id))
+        shards += count;
+      else if (id.kind == names::kOwnSquares)  // gathered by now
+        sums.push_back(add({names::kShardSquares}, count * options_.state.ranks));
+      else
+        sums.push_back(add(id, count));
     }
-  if (count > 0) {
-    shards.shape = {count};
-    sums.insert(sums.begin(), program.add_value(std::move(shards)));
-  }
-  add_clip(program, sums);
-  return program;
+  if (shards > 0) sums.insert(sums.begin(), add({names::kShardSquares}, shards));
+  add_clip(norm.program, sums);
+  return norm;
 }
 
 PlacedProgram StatePrograms::amaxes(const std::vector<ScaledMaster>& masters) const {

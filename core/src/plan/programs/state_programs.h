@@ -4,7 +4,6 @@
 
 #include <functional>
 #include <string>
-#include <string_view>
 #include <vector>
 
 #include "plan/programs/program_set.h"
@@ -13,7 +12,9 @@
 namespace quern {
 
 /// Whether it is what StatePrograms::shard_squares makes.
-bool is_part_of_shard_squares(std::string_view name);
+inline bool is_part_of_shard_squares(const TensorId& id) {
+  return id.kind == names::kShardSquares && id.part == TensorId::kOwn;
+}
 
 /// A master of which working copies have one scale for all ranks' rows.
 struct ScaledMaster {
@@ -47,7 +48,7 @@ class StatePrograms {
   /// Adds what a micro-batch left to the partial sums of a tree: gradients of a group, and the head's losses. No ops:
   /// the rank has one micro-batch of a step.
   Program sum_tree(ParameterGroup group) const;
-  Program norm_of_squares(const std::vector<PlacedProgram>& squares) const;
+  PlacedProgram norm_of_squares(const std::vector<PlacedProgram>& squares) const;
   /// The largest magnitudes of those masters.
   PlacedProgram amaxes(const std::vector<ScaledMaster>& masters) const;
   /// Updates these parts, under the state of the step that `step` names.
@@ -72,8 +73,8 @@ class StatePrograms {
   using Takes = std::function<bool(const ParameterSpec& spec, int layer)>;
   /// One op over the gradients that `takes` takes, layer by layer.
   Op squares_of(PlacedProgram& to, const Takes& takes) const;
-  PlacedProgram squares(const std::string& name, const Takes& takes) const;
-  static PlacedProgram squares(const std::string& name, PlacedProgram to, Op squares);
+  PlacedProgram squares(const TensorId& sums, const Takes& takes) const;
+  static PlacedProgram squares(const TensorId& sums, PlacedProgram to, Op squares);
   /// One op over this rank's pieces of all gradients that are cut.
   Op squares_of_pieces(PlacedProgram& to) const;
   static void add_clip(Program& program, const std::vector<ValueId>& sums);

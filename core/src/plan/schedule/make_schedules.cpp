@@ -66,7 +66,7 @@ class Maker {
       set_.lasting[static_cast<std::size_t>(access.value)] = true;
       if (tensor.owner == TensorOwner::master || tensor.owner == TensorOwner::optimizer ||
           tensor.owner == TensorOwner::precision || tensor.kind == names::kRows || tensor.kind == names::kMaster ||
-          (tensor.owner == TensorOwner::gradient && tensor.kind.ends_with(names::kPartials)))
+          tensor.kind == names::kPartials)
         set_.held.push_back(access);
     }
     set_.lasting.resize(set_.values.size(), false);
@@ -75,6 +75,8 @@ class Maker {
 
  private:
   bool in_tree() const { return plan_.options.state.in_tree > 0; }
+  /// Whose shards are the whole.
+  Axis shards_axis() const { return plan_.options.state.machines > 1 ? Axis::machine : Axis::ranks; }
 
   // What a program runs, by whether it observes.
   struct Reading {
@@ -238,6 +240,7 @@ class Maker {
     Attributes attributes;
     std::vector<const PlannedTensor*> reads, writes;
     ActionKind action = ActionKind::collective;  ///< or launch: an op on the gathered value
+    Axis axis = Axis::ranks;
   };
 
   void add_collective(RunSchedule& schedule, const Collective& wanted, std::int32_t window = -1) {
@@ -265,7 +268,8 @@ class Maker {
     Task task{
         .instance = {.kind = wanted.kind, .inputs = {}, .outputs = {}, .attributes = wanted.attributes, .geometry = {}},
         .name = std::string(wanted.kind) + " " + named.kind + (named.part == TensorId::kOwn ? " in a shard" : ""),
-        .program = "collectives"};
+        .program = "collectives",
+        .axis = wanted.axis};
     task.instance.attributes.set("ranks", std::int64_t{plan_.options.state.ranks});
     auto operand_of = [](const PlannedTensor& tensor) {
       return Operand{.dtype = tensor.dtype, .extents = tensor.extents, .present = true};
@@ -303,8 +307,10 @@ class Maker {
   }
 
   void add_all_reduce(RunSchedule& schedule, const std::vector<const PlannedTensor*>& tensors, const char* reduction,
-                      std::int32_t window = -1) {
-    add_collective(schedule, {"all_reduce", {{"reduction", std::string(reduction)}}, tensors, tensors}, window);
+                      std::int32_t window = -1, Axis axis = Axis::ranks) {
+    Collective wanted{"all_reduce", {{"reduction", std::string(reduction)}}, tensors, tensors};
+    wanted.axis = axis;
+    add_collective(schedule, wanted, window);
   }
 
   /// Elements of each rank's part of a tensor.
@@ -368,13 +374,6 @@ class Maker {
     add_collective(schedule, {"all_gather", {{"counts", counts}}, {own}, {&plan_.tensor({names::kShardSquares})}});
   }
 
-  /// Of what each machine has whole.
-  void add_shards_sum(RunSchedule& schedule) {
-    const auto squares = tensors_that([](const PlannedTensor& tensor) { return tensor.kind == names::kShardSquares; });
-    add_collective(
-        schedule, {"all_reduce", {{"reduction", std::string("sum")}, {"machines", std::int64_t{1}}}, squares, squares});
-  }
-
   std::vector<const PlannedTensor*> tensors_that(const std::function<bool(const PlannedTensor&)>& takes) const {
     std::vector<const PlannedTensor*> tensors;
     for (const PlannedTensor& tensor : plan_.tensors)
@@ -420,12 +419,14 @@ class Maker {
           add_squares_gather(schedule);
           break;
         }
-        add_all_reduce(schedule, tensors_that([&](const PlannedTensor& tensor) {
-                         return tensor.kind == names::kLossStats || tensor.owner == TensorOwner::statistic ||
-                                (tensor.kind == names::kShardSquares && plan_.options.state.machines == 1);
-                       }),
-                       "sum");
-        if (plan_.options.state.machines > 1) add_shards_sum(schedule);
+        for (const Axis axis : {Axis::ranks, Axis::machine})
+          add_all_reduce(schedule, tensors_that([&](const PlannedTensor& tensor) {
+                           const bool shards = tensor.kind == names::kShardSquares && tensor.part_of < 0;
+                           return shards ? axis == shards_axis()
+                                         : axis == Axis::ranks && (tensor.kind == names::kLossStats ||
+                                                                   tensor.owner == TensorOwner::statistic);
+                         }),
+                         "sum", -1, axis);
         break;
       case Meeting::amaxes:
         if (stop.update) {

@@ -28,6 +28,8 @@ std::string_view name_of(Lane lane) {
   return "?";
 }
 
+std::string_view name_of(Axis axis) { return axis == Axis::ranks ? "ranks" : "machine"; }
+
 std::string_view name_of(ActionKind kind) {
   switch (kind) {
     case ActionKind::launch: return "launch";

@@ -67,12 +67,21 @@ struct Action {
   std::int32_t window = -1;  ///< launches that take what they use of stores together; see residency.h
 };
 
+/// The ranks that a collective is among. A rank is in one group of each axis, which has a communicator.
+enum class Axis : std::uint8_t {
+  ranks,    ///< all: sums go over machines, and what the ranks of a machine shard is gathered there
+  machine,  ///< the ranks of this machine alone
+};
+inline constexpr std::size_t kAxes = 2;
+std::string_view name_of(Axis axis);
+
 /// What launches of equal work share, over layers and schedules.
 struct Task {
   OpInstance instance = {};
   std::string name = {};     ///< kind and first result, "matmul qkv": what profilers and reports call it
   std::string program = {};  ///< "block.forward"
   Phase phase = Phase::forward;
+  Axis axis = Axis::ranks;  ///< of a collective
   Cost cost = {};
   double seconds = 0;                                ///< about what a launch takes
   std::string slow = {};                             ///< why it takes so long; empty: it does not

@@ -20,6 +20,12 @@ struct PlacedProgram {
   std::vector<std::int64_t> workspace_offsets = {};  ///< by op; -1 when it needs none
   std::vector<std::int64_t> workspace_bytes = {};    ///< by op
   std::int64_t bytes = 0;                            ///< of the arena that this program uses
+
+  /// Of a value that no parameter or layer decides.
+  TensorId id_of(ValueId value) const {
+    const auto index = static_cast<std::size_t>(value);
+    return index < tensors.size() && !tensors[index].kind.empty() ? tensors[index] : TensorId{program[value].name};
+  }
 };
 
 /// `workspace` gives the scratch bytes of an op. Values live from the op that makes them to the last that reads them;
