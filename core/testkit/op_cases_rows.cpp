@@ -41,6 +41,45 @@ struct Heads {
 };
 const Heads kHeads[] = {{1, 1, 1, 2}, {7, 3, 1, 6}, {33, 7, 1, 64}, {20, 4, 2, 128}, {9, 2, 2, 34}, {65, 14, 2, 64}};
 
+/// Of each head; `width`: of all queries and all keys.
+void head_norm_cases(const OpRunner& runner, const Heads& h, DType dtype, Tolerance rotated, bool width) {
+  const Geometry geometry{1, h.tokens};
+  const Tolerance value = one_step(dtype, kNormSlack), fp32 = one_step(kF32, kNormSlack);
+  const Extents stats{h.tokens, width ? 2 : h.heads + h.kv_heads};
+  const Extents query{width ? h.heads * h.head_dim : h.head_dim}, key{width ? h.kv_heads * h.head_dim : h.head_dim};
+  Attributes attributes = h.attributes();
+  if (width) attributes.set("over", std::string("width"));
+  auto qkv = [&](std::uint64_t seed) { return normal(dtype, h.packed(), seed); };
+  auto positions = [&] { return integers(h.tokens, 0, h.tokens, 5); };
+  auto forward = [&](const char* kind) {
+    OpComparison op(kind, attributes, geometry);
+    op.in(qkv(1)).in(normal(dtype, query, 2, 0.1, 1)).in(normal(dtype, key, 3, 0.1, 1));
+    return op;
+  };
+  forward("head_norm").out(dtype, h.packed(), value).out(kF32, stats, fp32).run(runner);
+  forward("head_norm_rope")
+      .in(positions())
+      .out(dtype, h.packed(), value)
+      .out(kF32, stats, fp32)
+      .out(dtype, h.packed(), {4 * rotated.relative, 4 * rotated.absolute})
+      .run(runner);
+  for (const bool turned : {false, true}) {
+    auto gradient = [&] {
+      OpComparison op(turned ? "rope_grad_head_norm_grad" : "head_norm_grad", attributes, geometry);
+      op.in(qkv(1));
+      if (turned) op.in(positions());
+      op.in(qkv(4)).in(normal(dtype, query, 2, 0.1, 1)).in(normal(dtype, key, 3, 0.1, 1));
+      op.in(normal(kF32, stats, 8, 0.1, 1));
+      if (turned) op.out(dtype, h.packed(), rotated);
+      op.out(dtype, h.packed(), turned ? Tolerance{8 * rotated.relative, 8 * rotated.absolute} : value);
+      return op;
+    };
+    const Tolerance sum = turned ? Tolerance{8 * rotated.relative, 8 * rotated.absolute} : one_step(dtype, 2e-4);
+    gradient().out(dtype, query, sum).out(dtype, key, sum).run(runner);
+    gradient().sum(dtype, query, sum).sum(dtype, key, sum).run(runner);
+  }
+}
+
 }  // namespace
 
 void embedding_cases(const OpRunner& runner) {
@@ -223,54 +262,19 @@ void layer_norm_cases(const OpRunner& runner) {
 }
 
 void head_cases(const OpRunner& runner) {
-  for (const Heads& h : kHeads) {
+  for (const Heads& h : kHeads)
     for (DType dtype : kDtypes) {
       const Geometry geometry{1, h.tokens};
-      const Tolerance value = one_step(dtype, kNormSlack), fp32 = one_step(kF32, kNormSlack);
-      const Extents stats{h.tokens, h.heads + h.kv_heads}, size{h.head_dim};
-      auto qkv = [&](std::uint64_t seed) { return normal(dtype, h.packed(), seed); };
-      auto positions = [&] { return integers(h.tokens, 0, h.tokens, 5); };
-      auto weight = [&](std::uint64_t seed) { return normal(dtype, size, seed, 0.1, 1); };
       // Cancelling terms differ by a step of their own, not of the sum.
-      Tolerance rotated = dtype == kBf16 ? Tolerance{0x1p-7, 0x1p-7} : Tolerance{1e-5, 1e-5};
+      const Tolerance rotated = dtype == kBf16 ? Tolerance{0x1p-7, 0x1p-7} : Tolerance{1e-5, 1e-5};
       for (const char* kind : {"rope", "rope_grad"})
         OpComparison(kind, h.attributes(), geometry)
-            .in(qkv(1))
-            .in(positions())
+            .in(normal(dtype, h.packed(), 1))
+            .in(integers(h.tokens, 0, h.tokens, 5))
             .out(dtype, h.packed(), rotated)
             .run(runner);
-      OpComparison("head_norm", h.attributes(), geometry)
-          .in(qkv(1))
-          .in(weight(2))
-          .in(weight(3))
-          .out(dtype, h.packed(), value)
-          .out(kF32, stats, fp32)
-          .run(runner);
-      OpComparison("head_norm_rope", h.attributes(), geometry)
-          .in(qkv(1))
-          .in(weight(2))
-          .in(weight(3))
-          .in(positions())
-          .out(dtype, h.packed(), value)
-          .out(kF32, stats, fp32)
-          .out(dtype, h.packed(), {4 * rotated.relative, 4 * rotated.absolute})
-          .run(runner);
-      for (const bool turned : {false, true}) {
-        auto gradient = [&] {
-          OpComparison op(turned ? "rope_grad_head_norm_grad" : "head_norm_grad", h.attributes(), geometry);
-          op.in(qkv(1));
-          if (turned) op.in(positions());
-          op.in(qkv(4)).in(weight(2)).in(weight(3)).in(normal(kF32, stats, 8, 0.1, 1));
-          if (turned) op.out(dtype, h.packed(), rotated);
-          op.out(dtype, h.packed(), turned ? Tolerance{8 * rotated.relative, 8 * rotated.absolute} : value);
-          return op;
-        };
-        const Tolerance sum = turned ? Tolerance{8 * rotated.relative, 8 * rotated.absolute} : one_step(dtype, 2e-4);
-        gradient().out(dtype, size, sum).out(dtype, size, sum).run(runner);
-        gradient().sum(dtype, size, sum).sum(dtype, size, sum).run(runner);
-      }
+      for (const bool width : {false, true}) head_norm_cases(runner, h, dtype, rotated, width);
     }
-  }
 }
 
 void elementwise_cases(const OpRunner& runner) {

@@ -34,8 +34,6 @@ std::unique_ptr<Device> open_gpu(const std::string& attention = "auto") {
 
 /// Cases with an op that this device has no kernel for, which the plan's refusal names.
 const std::map<std::string, std::string> kRefused = {
-    {"olmo2_gqa", "has no kernel on this device for a norm of all heads together"},
-    {"olmo2_mha", "has no kernel on this device for a norm of all heads together"},
     {"gemma2_caps", "has no kernel on this device for soft caps of logits"}};
 
 void check_goldens(Device& device, const std::string& precision, const GoldenTolerance& tolerance) {

@@ -140,22 +140,33 @@ TEST_CASE("head_norm_rope and rope_grad_head_norm_grad give the bits of their pa
   if (!pair.open) return;
   struct Heads {
     std::int64_t tokens, heads, kv_heads, head_dim;
+    bool width = false;  ///< a norm of all heads together
   };
-  for (Heads h : {Heads{9, 3, 1, 6}, {33, 14, 2, 64}, {20, 4, 2, 128}, {7, 2, 1, 34}, {5, 1, 1, 256}}) {
+  for (Heads h : {Heads{9, 3, 1, 6},
+                  {33, 14, 2, 64},
+                  {20, 4, 2, 128},
+                  {7, 2, 1, 34},
+                  {5, 1, 1, 256},
+                  {9, 3, 1, 6, true},
+                  {33, 14, 2, 64, true},
+                  {7, 2, 2, 34, true},
+                  {530, 2, 1, 16, true}}) {
     for (DType t : {kF32, kBf16}) {
       for (std::size_t shift : kShifts) {
-        CAPTURE(label("head_dim " + std::to_string(h.head_dim), t, shift));
+        CAPTURE(label("head_dim " + std::to_string(h.head_dim) + (h.width ? ", of all" : ""), t, shift));
         RopeFrequencies frequencies = rope_frequencies({}, h.head_dim);
-        const Attributes attributes{{"heads", h.heads},
-                                    {"kv_heads", h.kv_heads},
-                                    {"head_dim", h.head_dim},
-                                    {"eps", 1e-6},
-                                    {"inverse_frequencies", frequencies.inverse},
-                                    {"magnitude", 1.25}};
+        Attributes attributes{{"heads", h.heads},
+                              {"kv_heads", h.kv_heads},
+                              {"head_dim", h.head_dim},
+                              {"eps", 1e-6},
+                              {"inverse_frequencies", frequencies.inverse},
+                              {"magnitude", 1.25}};
+        if (h.width) attributes.set("over", std::string("width"));
         const Geometry geometry{1, h.tokens};
         const Extents size{h.tokens, (h.heads + 2 * h.kv_heads) * h.head_dim};
-        const Operand packed = operand(t, size), stats = operand(kF32, {h.tokens, h.heads + h.kv_heads});
-        PoisonedTensor qkv = normal(t, size, 1), query = normal(t, {h.head_dim}, 2), key = normal(t, {h.head_dim}, 3);
+        const Operand packed = operand(t, size), stats = operand(kF32, {h.tokens, h.width ? 2 : h.heads + h.kv_heads});
+        const Extents of_query{h.head_dim * (h.width ? h.heads : 1)}, of_key{h.head_dim * (h.width ? h.kv_heads : 1)};
+        PoisonedTensor qkv = normal(t, size, 1), query = normal(t, of_query, 2), key = normal(t, of_key, 3);
         PoisonedTensor positions = integers(h.tokens, 0, h.tokens, 4);
         Run norm{"head_norm", attributes, {packed, stats}, geometry};
         Tensors normed = norm(*pair.gpu, {qkv.view(), query.view(), key.view()});
@@ -174,10 +185,11 @@ TEST_CASE("head_norm_rope and rope_grad_head_norm_grad give the bits of their pa
         PoisonedTensor dy = normal(t, size, 5);
         Tensors turned = Run{"rope_grad", attributes, {packed}, geometry}(*pair.gpu, {dy.view(), positions.view()});
         for (const bool accumulate : {false, true}) {
-          const Operand sum{t, {h.head_dim}, true, accumulate};
-          Tensors parts = Run{"head_norm_grad", attributes, {packed, sum, sum}, geometry}(
+          const Operand dquery{t, of_query, true, accumulate}, dkey{t, of_key, true, accumulate};
+          Tensors parts = Run{"head_norm_grad", attributes, {packed, dquery, dkey}, geometry}(
               *pair.gpu, {turned[0].view(), qkv.view(), query.view(), key.view(), normed[1].view()});
-          Run backward{"rope_grad_head_norm_grad", attributes, {packed, packed, sum, sum}, geometry, {{1, 0}}, shift};
+          Run backward{
+              "rope_grad_head_norm_grad", attributes, {packed, packed, dquery, dkey}, geometry, {{1, 0}}, shift};
           Tensors both = backward(
               *pair.gpu, {dy.view(), positions.view(), qkv.view(), query.view(), key.view(), normed[1].view()});
           CHECK(difference(both[0], turned[0]) == "");
