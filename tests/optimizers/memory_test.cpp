@@ -63,6 +63,30 @@ TEST_CASE("bytes a parameter of the layers are what the recipes' table says") {
     }
 }
 
+TEST_CASE("ranks gather low-bit weights packed") {
+  struct Format {
+    const char* weights;
+    int bits;
+  };
+  for (const Format& format : {Format{"int4", 4}, Format{"ternary", 2}}) {
+    const Overrides ranks{"device.id=cpu",
+                          "train.micro_batch=1",
+                          "train.sequence=64",
+                          "precision.id=low_bit",
+                          std::string("precision.low_bit.weights=") + format.weights,
+                          "parallel.ranks=2",
+                          "parallel.communicator=memcpy",
+                          "parallel.shard_optimizer=ranks",
+                          "parallel.shard_weights=ranks"};
+    const std::string schedule = plan_of("0.5b.toml", ranks, {"--show", "schedule"});
+    const std::string gather = "all_gather o.weight.quantize_weights o.weight, layer 0";
+    REQUIRE(has(schedule, gather));
+    // What a rank moves: its half is read, and all of it written.
+    CHECK(std::stod(schedule.substr(schedule.find(gather) + gather.size())) ==
+          896 * 896 / 8 * format.bits / 1024 * 3 / 2);
+  }
+}
+
 TEST_CASE("moments in 8 bits fit 7B in 16 GiB and 48 GB, and 14B in 24 GiB and 115 GB") {
   if (!std::filesystem::exists(QUERN_BUILD_DIR "/plugins/device/libquern_cuda.so")) {
     MESSAGE("skipped: built without the cuda device");
