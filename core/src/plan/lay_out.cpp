@@ -219,7 +219,8 @@ class Layout : Reserve {
 
   // The schedules say what a window holds at once. They are rebuilt once the slots have a place.
   void lay_out_slots() {
-    plan_.ring = ring_for(make_largest_schedules(plan_), alignment(), plan_.options.ahead, std::move(plan_.ring.spare));
+    plan_.ring =
+        ring_for(make_largest_schedules(plan_), plan_.alignment, plan_.options.ahead, std::move(plan_.ring.spare));
     if (plan_.ring.bytes == 0) return;
     plan_.ring.offset = reserve(kSlots, plan_.ring.bytes);
     lay_out_kept(plan_);
@@ -229,7 +230,7 @@ class Layout : Reserve {
   void lay_out_saved(int layer) {
     for (const bool movable : {true, false})
       for (const Value& value : plan_.layer_class(layer).saved)
-        if (movable == (plan_.bytes_of(value) > alignment()))
+        if (movable == (plan_.bytes_of(value) > plan_.alignment))
           add_tensor({{value.name, "", layer},
                       TensorOwner::activation,
                       value.dtype,

@@ -69,7 +69,7 @@ void verify_ranks(Trials& trials, const PlanParts& parts, const Choice& choice) 
 void add_schedules(Plan& plan, const Device& device, const std::function<bool(const Run&)>& wanted) {
   const DeviceTraits& traits = device.traits();
   plan.schedules = make_schedules(plan, wanted);
-  make_resident(plan.schedules, plan.ring, static_cast<std::int64_t>(traits.alignment));
+  make_resident(plan.schedules, plan.ring, plan.alignment);
   synchronize(plan.schedules);
   for (Task& task : plan.schedules.tasks) {
     const OpSupport support = device.query(task.instance);

@@ -18,8 +18,6 @@ namespace quern {
 
 namespace {
 
-std::int64_t alignment_of(const PlanParts& parts) { return static_cast<std::int64_t>(parts.device.traits().alignment); }
-
 /// Places programs of a plan, and notes what the device refuses.
 class Placer {
  public:
@@ -37,7 +35,7 @@ class Placer {
   PlacedProgram operator()(const Program& program) {
     const OpForms forms(program, plan_.ops, plan_.options.geometry);
     auto workspace = [&](const Op& op) { return workspace_of(forms.of(op)); };
-    return place(program, plan_.ops, plan_.options.geometry, alignment_of(parts_), workspace, program.outputs);
+    return place(program, plan_.ops, plan_.options.geometry, plan_.alignment, workspace, program.outputs);
   }
 
   LayerClass operator()(const Stage& stage) {
@@ -130,7 +128,7 @@ class Planner {
     const StatePlacement& state = plan_.options.state;
     const bool gradients = state.gradients.memory != kOnDevice;
     const bool windows = in_slots(state.gradients) || in_slots(state.master) || in_slots(state.moments);
-    plan_.updates = windows ? split_update(plan_, whole_refreshes_, alignment()) : one_update(plan_);
+    plan_.updates = windows ? split_update(plan_, whole_refreshes_) : one_update(plan_);
     const char* step = plan_.defers_update() ? names::kUpdateStep : names::kStep;
     for (UpdateWindow& window : plan_.updates) {
       window.program = placed_(state_.update(plan_, window.parts, step));
@@ -177,7 +175,7 @@ class Planner {
     const StatePlacement& state = plan_.options.state;
     const bool splits_frozen = state.weights.sharding == Sharding::ranks && !whole && !has_both;
     if (spec.trainable ? parameter.update.splits() : splits_frozen)
-      shards_.add(spec, std::lcm(groups, aligned_rows(spec, parameter.update.states, alignment())));
+      shards_.add(spec, std::lcm(groups, aligned_rows(spec, parameter.update.states, plan_.alignment)));
     parameter.bounds = shards_.bounds(spec.name);
     parameter.pieces = shards_.pieces(spec.name);
     parameter.shards_weights = !parameter.bounds.empty() && !whole && state.weights.sharding == Sharding::ranks;
@@ -228,7 +226,6 @@ class Planner {
   // ---- memory ----
 
   int layers() const { return static_cast<int>(plan_.model.layers); }
-  std::int64_t alignment() const { return alignment_of(parts_); }
 
   // ---- refusals ----
 
@@ -323,7 +320,7 @@ ChosenPrograms::ChosenPrograms(const PlanParts& parts, const PlanOptions& option
     : set(lowered) {
   set.finish(choice);
   plan.options = options;
-  plan.alignment = alignment_of(parts);
+  plan.alignment = static_cast<std::int64_t>(parts.device.traits().alignment);
   plan.model = parts.model.traits();
   plan.uploaded = set.inputs();
   plan.uploaded.push_back({.name = names::kStep,

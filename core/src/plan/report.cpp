@@ -9,7 +9,6 @@
 #include "base/format.h"
 #include "plan/time/step_time.h"
 #include "program/names.h"
-#include "quern/error.h"
 
 namespace quern {
 
@@ -40,12 +39,6 @@ namespace {
 
 using GroupBytes = std::array<std::int64_t, 3>;  // by ParameterGroup
 
-ParameterGroup group_of(const Plan& plan, const std::string& parameter) {
-  for (const ParameterPlan& known : plan.parameters)
-    if (known.spec.name == parameter) return known.spec.group;
-  fail_internal("plan", "no parameter `" + parameter + "`");
-}
-
 constexpr int kPlacedWidth = 30;
 
 /// A rank's tensors of parameters. A compute weight that is the master itself takes nothing.
@@ -68,7 +61,7 @@ std::vector<const PlannedTensor*> tensors_of(const Plan& plan, TensorOwner owner
 GroupBytes group_bytes(const Plan& plan, const std::vector<const PlannedTensor*>& tensors) {
   GroupBytes bytes{};
   for (const PlannedTensor* tensor : tensors)
-    bytes[static_cast<std::size_t>(group_of(plan, tensor->parameter))] += tensor->bytes();
+    bytes[static_cast<std::size_t>(plan.parameter(tensor->parameter).spec.group)] += tensor->bytes();
   return bytes;
 }
 

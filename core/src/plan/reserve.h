@@ -18,8 +18,7 @@ class Reserve {
  protected:
   int layers() const { return static_cast<int>(plan_.model.layers); }
 
-  std::int64_t alignment() const { return static_cast<std::int64_t>(parts_.device.traits().alignment); }
-  std::int64_t aligned(std::int64_t bytes) const { return rounded_up(bytes, alignment()); }
+  std::int64_t aligned(std::int64_t bytes) const { return rounded_up(bytes, plan_.alignment); }
 
   std::int64_t reserve(const std::string& owner, std::int64_t bytes, std::int32_t store = -1) {
     std::int64_t& end = store < 0 ? plan_.device_bytes : plan_.stores[static_cast<std::size_t>(store)].bytes;

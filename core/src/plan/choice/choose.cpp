@@ -17,8 +17,6 @@ namespace {
 
 constexpr std::int64_t kMostTokens = std::int64_t{1} << 18;  // of a micro-batch; more makes no step faster
 
-std::string sized(std::int64_t bytes) { return format_bytes(static_cast<double>(bytes)); }
-
 /// Whether the head's transient memory, logits for the most part, limits recomputation: the layers', which
 /// changes with it, is not much more.
 bool head_binds(const Plan& plan) {

@@ -52,6 +52,8 @@ std::int64_t layers_that_fit(const Plan& fit, const Plan& more, const Limits& li
 
 }  // namespace
 
+std::string sized(std::int64_t bytes) { return format_bytes(static_cast<double>(bytes)); }
+
 std::int64_t above(std::int64_t bytes, std::int64_t limit) {
   return limit > 0 ? std::max<std::int64_t>(bytes - limit, 0) : 0;
 }

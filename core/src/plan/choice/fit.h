@@ -32,6 +32,7 @@ struct Fit {
   Plan plan;
 };
 
+std::string sized(std::int64_t bytes);  ///< "1.5 GiB"
 /// Bytes above a limit; of limit 0: none.
 std::int64_t above(std::int64_t bytes, std::int64_t limit);
 
@@ -61,10 +62,6 @@ class Trials {
   Fit named(const PlanParts& parts, const PlanOptions& options, const PlanTest& worth_slots);
   /// The least recomputation whose plan the limits hold; where even the most does not fit, that, without slots.
   Fit within(const PlanParts& parts, const PlanOptions& options, const Limits& limits);
-  /// Seconds of a step, by text of its placements, for the one who searches these.
-  std::map<std::string, double>& seconds(const PlanParts& parts, const PlanOptions& options) {
-    return programs(parts, options).seconds;
-  }
 
  private:
   struct Programs {
@@ -74,7 +71,6 @@ class Trials {
     std::map<RecomputeChoice, ChosenPrograms> chosen = {};  // the last few
     std::vector<std::set<std::string>> path = {};           // to recompute, from everything to as little as helps
     std::size_t step = 0;                                   // of the path, that fitted last
-    std::map<std::string, double> seconds = {};
   };
   /// By the form of the precision backend, the micro-batch and the chunk of logits.
   std::map<std::tuple<const PrecisionBackend*, std::int64_t, std::int64_t>, Programs> known_;

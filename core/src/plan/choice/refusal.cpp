@@ -14,8 +14,6 @@ namespace {
 
 constexpr std::size_t kMostNamed = 3;  // owners, and changes
 
-std::string sized(std::int64_t bytes) { return format_bytes(static_cast<double>(bytes)); }
-
 /// As a config spells it, rounded up.
 std::string in_mib(std::int64_t bytes) { return "\"" + std::to_string(rounded_up(bytes, 1 << 20) >> 20) + "MiB\""; }
 

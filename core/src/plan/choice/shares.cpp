@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <limits>
+#include <map>
 #include <optional>
 #include <string>
 #include <utility>
@@ -57,11 +58,8 @@ class Search {
     placement.device_percent = percent;
     if (!placement_faults(trial.state).empty()) return;
     std::string placed;
-    for (const PlacedKey& each : kPlacedKeys) {
-      const Placement& of = trial.state.*each.placement;
-      placed += text_of(of) + " " + std::string(name_of(of.sharding)) + " ";
-    }
-    const auto [known, is_new] = trials_.seconds(parts_, trial).try_emplace(placed, 0);
+    for (const PlacedKey& each : kPlacedKeys) placed += text_of(trial.state.*each.placement) + " ";
+    const auto [known, is_new] = tried_.try_emplace(placed, 0);
     if (is_new || known->second < best.plan.seconds_per_step) known->second = try_options(best, trial);
   }
 
@@ -102,6 +100,7 @@ class Search {
   const PlanParts& parts_;
   const PlanOptions& options_;
   const Limits limits_;
+  std::map<std::string, double> tried_ = {};  ///< seconds of a step, by placements
 };
 
 /// Whether it recomputes more than the config's own.
@@ -146,9 +145,8 @@ void keep_reused(const PlanParts& parts, const PlanOptions& options, Choice& bes
   Plan& plan = best.plan;
   const std::int64_t room = limits_of(parts, options).device - plan.device_total();
   if (!best.fits || !chooses(options) || plan.ring.bytes == 0 || plan.options.kept_bytes > 0 || room <= 0) return;
-  const auto alignment = static_cast<std::int64_t>(parts.device.traits().alignment);
-  const std::int64_t bytes =
-      std::min(room / alignment * alignment, reused_bytes(make_schedules(plan), alignment, plan.ring.spare));
+  const std::int64_t bytes = std::min(room / plan.alignment * plan.alignment,
+                                      reused_bytes(make_schedules(plan), plan.alignment, plan.ring.spare));
   if (bytes == 0) return;
   plan.options.kept_bytes = bytes;
   lay_out_kept(plan);

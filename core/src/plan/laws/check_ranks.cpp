@@ -87,10 +87,6 @@ std::string place_fault(const RankRun& rank, std::size_t number, const Action& a
                                               ", and in the whole it is at " + std::to_string(wanted);
 }
 
-}  // namespace
-
-namespace {
-
 std::vector<std::string> rank_faults(std::span<const ScheduleSet* const> ranks, const Run& run) {
   std::vector<RankRun> runs;
   for (const ScheduleSet* set : ranks) {

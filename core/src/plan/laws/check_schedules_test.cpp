@@ -182,10 +182,6 @@ TEST_CASE("what reads a lasting value expects it as its run has left it by then"
   CHECK(faults(0, 1).at(1) == "run, action 0 (sum, layer 1): makes version 2 of `gradient`, expected 1");
 }
 
-TEST_CASE("the plan of a model keeps the rules, also from run to run") {
-  CHECK(schedule_faults(real_plan()) == std::vector<std::string>{});
-}
-
 // What a launch makes may be read by nobody, or its place may be free: such mutants are no faults. Those that change
 // a read elsewhere must be refused.
 TEST_CASE("schedules of a plan with a place moved or two neighbours exchanged are refused, unless they do no harm") {

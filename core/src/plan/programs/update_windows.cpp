@@ -18,8 +18,8 @@ constexpr std::size_t kMostWindows = std::size_t{1} << 15;
 
 class Splitter {
  public:
-  Splitter(const Plan& plan, const std::vector<std::vector<Program>>& refreshes, std::int64_t alignment)
-      : plan_(plan), refreshes_(refreshes), alignment_(alignment), limit_(plan.options.update_window_bytes) {}
+  Splitter(const Plan& plan, const std::vector<std::vector<Program>>& refreshes)
+      : plan_(plan), refreshes_(refreshes), limit_(plan.options.update_window_bytes) {}
 
   std::vector<UpdateWindow> run() {
     add_group(ParameterGroup::embedding, -1);
@@ -141,7 +141,7 @@ class Splitter {
     if (spec.extents.size() < 2 || !parameter_of(part).update.splits()) return {};
     if (groups == 0 || !has_rows(refresh)) return {};
     if (bytes <= (is_made_twice(refresh) ? kLargest * limit_ : limit_)) return {};
-    const std::int64_t unit = std::lcm(groups, aligned_rows(spec, parameter_of(part).update.states, alignment_));
+    const std::int64_t unit = std::lcm(groups, aligned_rows(spec, parameter_of(part).update.states, plan_.alignment));
     // All but the last are of one size, so that every rank has as many.
     const auto [smallest, largest] = rows_of(part);
     const std::int64_t each = std::max(largest / unit / ((bytes + limit_ - 1) / limit_), std::int64_t{1}) * unit;
@@ -178,7 +178,7 @@ class Splitter {
 
   const Plan& plan_;
   const std::vector<std::vector<Program>>& refreshes_;
-  const std::int64_t alignment_, limit_;
+  const std::int64_t limit_;
   std::vector<UpdateWindow> windows_;
   std::int64_t bytes_ = 0;  // of the last window
 };
@@ -194,9 +194,8 @@ std::vector<UpdateWindow> one_update(const Plan& plan) {
   return all;
 }
 
-std::vector<UpdateWindow> split_update(const Plan& plan, const std::vector<std::vector<Program>>& refreshes,
-                                       std::int64_t alignment) {
-  return Splitter(plan, refreshes, alignment).run();
+std::vector<UpdateWindow> split_update(const Plan& plan, const std::vector<std::vector<Program>>& refreshes) {
+  return Splitter(plan, refreshes).run();
 }
 
 }  // namespace quern

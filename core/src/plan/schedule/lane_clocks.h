@@ -15,6 +15,10 @@ class LaneClocks {
  public:
   /// By lane: the last action that is known to be done.
   using Clock = std::array<std::int64_t, kLanes>;
+  /// `clock` then knows what the other one does.
+  static void merge(Clock& clock, const Clock& other) {
+    for (std::size_t i = 0; i < kLanes; ++i) clock[i] = std::max(clock[i], other[i]);
+  }
 
   /// Begins a run with so many events, none of them recorded. Lanes go on where they are.
   void begin_run(std::int32_t events) {
@@ -48,10 +52,6 @@ class LaneClocks {
   const Clock& at(Lane lane) const { return lanes_[static_cast<std::size_t>(lane)]; }
 
  private:
-  static void merge(Clock& clock, const Clock& other) {
-    for (std::size_t i = 0; i < kLanes; ++i) clock[i] = std::max(clock[i], other[i]);
-  }
-
   std::array<Clock, kLanes> lanes_{};
   std::vector<Clock> events_;
   std::vector<bool> recorded_;

@@ -199,8 +199,8 @@ class Synchronizer {
   void order(Unit& unit) {
     const auto lane = static_cast<std::size_t>(unit.lane);
     Clock& known = known_[lane];
-    merge(known, known_[static_cast<std::size_t>(
-                     Lane::host)]);  // actions that the host has seen complete before it enqueues this
+    // Actions that the host has seen complete before it enqueues this.
+    LaneClocks::merge(known, known_[static_cast<std::size_t>(Lane::host)]);
     const Clock needed = this->needed(unit);
     // The one that was enqueued last first: it may know the others.
     std::vector<Unit*> others;
@@ -211,7 +211,7 @@ class Synchronizer {
       if (knows(unit.lane, *other)) continue;
       unit.awaits.push_back(other);
       other->awaited = true;
-      merge(known, other->known);
+      LaneClocks::merge(known, other->known);
     }
     known[lane] = unit.number;
     unit.known = known;
@@ -277,9 +277,6 @@ class Synchronizer {
   }
   Unit* unit_of(std::size_t lane, std::int64_t number) {
     return number == kBefore ? &starts_[lane] : by_lane_[lane][static_cast<std::size_t>(number - 1)];
-  }
-  static void merge(Clock& clock, const Clock& other) {
-    for (std::size_t i = 0; i < kLanes; ++i) clock[i] = std::max(clock[i], other[i]);
   }
 
   const ScheduleSet& set_;
