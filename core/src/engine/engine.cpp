@@ -164,8 +164,12 @@ void Engine::call_communicator(const Task& task, const Bound& bound, Stream stre
     ranks.all_to_all(bound.inputs[0], bound.outputs[0], bound.counts, stream);
   else if (op.kind == "reduce_scatter")
     ranks.reduce_scatter(bound.inputs[0], bound.outputs[0], bound.counts, reduction, stream);
-  else
+  else {
+    // An op of a program need not be in place.
+    if (op.inputs.size() == 1 && bound.inputs[0].data != bound.outputs[0].data)
+      device_.copy(bound.outputs[0].data, bound.inputs[0].data, bound.inputs[0].bytes(), stream);
     for (const View& view : bound.outputs) ranks.all_reduce(view, reduction, stream);
+  }
 }
 
 // ---- data ----

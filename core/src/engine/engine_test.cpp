@@ -210,6 +210,22 @@ TEST_CASE("collectives go to the communicator, in a graph if it can be captured,
   }
 }
 
+TEST_CASE("a collective of a program sums a copy of its operand") {
+  HandMade made;
+  const Access from = HandMade::at(32), to = HandMade::at(48);
+  made[Run::update].add({.kind = ActionKind::collective, .lane = Lane::communication, .task = 1}, {&from, 1}, {&to, 1});
+  Rig rig(false);
+  RecordingCommunicator communicator(rig.device, false);
+  rig.start(made.plan);
+  rig.engine->join(communicator);
+  rig.device.take();
+  rig.engine->update();
+  const Calls calls = rig.device.take();
+  const auto copy = std::find(calls.begin(), calls.end(), "copy arena+32 to arena+48, 16, communication");
+  REQUIRE(copy != calls.end());
+  CHECK(std::find(copy, calls.end(), "all_reduce arena+48, communication") != calls.end());
+}
+
 TEST_CASE("streams say which collective they are in, and when the compute stream waits for one") {
   HandMade made;
   for (int i = 0; i < 3; ++i) {

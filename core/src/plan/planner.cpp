@@ -8,6 +8,7 @@
 #include "plan/planner.h"
 #include "plan/programs/state_programs.h"
 #include "plan/programs/update_windows.h"
+#include "plan/schedule/make_schedules.h"
 #include "program/names.h"
 #include "program/passes/observe.h"
 #include "program/passes/op_forms.h"
@@ -59,6 +60,10 @@ class Placer {
   std::int64_t workspace_of(const std::vector<OpInstance>& forms) {
     std::int64_t bytes = 0;
     for (const OpInstance& form : forms) {
+      if (form.kind == kAllReduce) {
+        if (!plan_.options.state.meet) refusals_.insert(form.kind + ": there is one rank");
+        continue;
+      }
       OpSupport support = parts_.device.query(form);
       if (!support.refusal.empty()) refusals_.insert(form.kind + ": " + support.refusal);
       bytes = std::max(bytes, static_cast<std::int64_t>(support.workspace_bytes));

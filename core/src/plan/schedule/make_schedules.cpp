@@ -165,10 +165,15 @@ class Maker {
       if (adds[o]) task.summed.push_back(static_cast<std::int32_t>(o));
     }
     task.cost = cost_of(plan_.ops.at(op.kind), task.instance);
+    if (op.kind == kAllReduce) {
+      task.instance.attributes.set("ranks", std::int64_t{plan_.options.state.ranks});
+      if (op.attributes.has("axis") && op.attributes.word("axis") == name_of(Axis::machine)) task.axis = Axis::machine;
+    }
     set_.tasks.push_back(std::move(task));
     return static_cast<std::int32_t>(set_.tasks.size() - 1);
   }
 
+  /// Or a collective, on the lane of those between programs, so that all of a rank's have one order.
   void add_launch(RunSchedule& schedule, const Stop& stop, std::size_t index, std::int32_t task,
                   const std::vector<Access>& accesses) {
     const Op& op = stop.program->program.ops[index];
@@ -184,9 +189,14 @@ class Maker {
     if (workspace >= 0)
       scratch.place = {Space::device, 0, plan_.transient_offset + stop.locals + workspace,
                        stop.program->workspace_bytes[index]};
-    writes_.push_back(scratch);
-    schedule.add({.kind = ActionKind::launch, .task = task, .layer = stop.layer, .window = stop.window}, reads_,
-                 writes_);
+    const bool meets = op.kind == kAllReduce;
+    if (!meets) writes_.push_back(scratch);
+    schedule.add({.kind = meets ? ActionKind::collective : ActionKind::launch,
+                  .lane = meets ? Lane::communication : Lane::compute,
+                  .task = task,
+                  .layer = stop.layer,
+                  .window = stop.window},
+                 reads_, writes_);
   }
 
   // From the buffer through which the next program gets it, so that nothing has to come back for that.

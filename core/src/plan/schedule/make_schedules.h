@@ -2,10 +2,15 @@
 // Writes out the order of programs as schedules: every launch, copy and collective of every run, with its places.
 
 #include <functional>
+#include <string_view>
 
 #include "plan/plan.h"
 
 namespace quern {
+
+/// The op of programs that is a collective: the sum of its operand over the ranks of an axis, all or with the attribute
+/// `axis` = "machine" those of this machine. No kernel of the device's.
+inline constexpr std::string_view kAllReduce = "all_reduce";
 
 ScheduleSet make_schedules(const Plan& plan);
 /// Of these runs alone.
