@@ -173,7 +173,7 @@ class Maker {
     return static_cast<std::int32_t>(set_.tasks.size() - 1);
   }
 
-  /// Or a collective, on the lane of those between programs, so that all of a rank's have one order.
+  /// Or a collective, on the lane of all others, so that they have one order.
   void add_launch(RunSchedule& schedule, const Stop& stop, std::size_t index, std::int32_t task,
                   const std::vector<Access>& accesses) {
     const Op& op = stop.program->program.ops[index];

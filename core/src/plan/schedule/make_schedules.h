@@ -9,7 +9,7 @@
 namespace quern {
 
 /// The op of programs that is a collective: the sum of its operand over the ranks of an axis, all or with the attribute
-/// `axis` = "machine" those of this machine. No kernel of the device's.
+/// `axis` = "machine" this machine's. The device needs no kernel.
 inline constexpr std::string_view kAllReduce = "all_reduce";
 
 ScheduleSet make_schedules(const Plan& plan);
