@@ -11,8 +11,7 @@
 
 namespace quern {
 
-inline PlanOptions rank_options(int ranks, int rank, Sharding sharding) {
-  PlanOptions options = tiny_options();
+inline PlanOptions rank_options(int ranks, int rank, Sharding sharding, PlanOptions options = tiny_options()) {
   options.state.ranks = ranks;
   options.state.rank = rank;
   options.state.meet = true;
@@ -22,8 +21,7 @@ inline PlanOptions rank_options(int ranks, int rank, Sharding sharding) {
 
 /// Of all ranks, on a device with small alignment, so that the tiny model's matrices can be split.
 struct Stored {
-  unsigned places = 0;  ///< bit 0: masters, bit 1: moments, bit 2: weights, bit 3: gradients
-  bool activations = false;
+  unsigned places = 0;  ///< as of stored_options
   std::int64_t window_bytes = std::int64_t{128} << 20;
   bool weights = false, gradients = false;  ///< these are sharded too
   DType master = DType::f32;
@@ -55,18 +53,12 @@ inline std::vector<Plan> plans_of(int ranks, Sharding sharding, std::int64_t in_
   device.device_traits.alignment = 16;
   std::vector<Plan> plans;
   for (int rank = 0; rank < ranks; ++rank) {
-    PlanOptions options = rank_options(ranks, rank, sharding);
+    PlanOptions options = rank_options(ranks, rank, sharding, stored_options(stored.places, stored.ahead));
     options.state.in_tree = in_tree;
-    if (stored.places & 1) options.state.master.memory = "host";
-    if (stored.places & 2) options.state.moments.memory = "host";
-    if (stored.places & 4) options.state.weights.memory = "host";
-    if (stored.places & 8) options.state.gradients.memory = "host";
     options.update_window_bytes = stored.window_bytes;
     if (stored.weights) options.state.weights.sharding = Sharding::ranks;
     if (stored.gradients) options.state.gradients.sharding = Sharding::ranks;
-    if (stored.activations) options.state.activations.memory = "host";
     options.master = stored.master;
-    options.ahead = stored.ahead;
     const testkit::TinyModelOptions form{.tied = stored.tied, .frozen = stored.frozen};
     plans.push_back(stored.scaled ? tiny_plan(options, device, ScaledWeights(), form)
                                   : tiny_plan(options, device, testkit::PlainPrecision(DType::bf16), form));

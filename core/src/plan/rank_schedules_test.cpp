@@ -147,9 +147,8 @@ TEST_CASE("weights that are gathered before their update are refused") {
 }
 
 TEST_CASE("schedules of several ranks with an action dropped, swapped or moved are refused") {
-  for (const Stored& stored :
-       {Stored{.places = 3, .activations = true, .weights = true, .gradients = true, .ahead = 2},
-        Stored{.places = 15, .activations = true, .weights = true, .gradients = true, .ahead = 2, .scaled = true}}) {
+  for (const Stored& stored : {Stored{.places = 19, .weights = true, .gradients = true, .ahead = 2},
+                               Stored{.places = 31, .weights = true, .gradients = true, .ahead = 2, .scaled = true}}) {
     Mutants mutants{.plans = plans_of(3, Sharding::ranks, 0, stored)};
     // A wait for an earlier run may be one for some of its predecessors only.
     auto is_wait = [](const Plan& plan, const Action& action) {

@@ -43,12 +43,8 @@ Plan plan_of(const PlanOptions& options, const Attributes& attributes = {}) {
 std::vector<Plan> plans_with(int ranks, bool stored, const Attributes& attributes = {}) {
   std::vector<Plan> plans;
   for (int rank = 0; rank < ranks; ++rank) {
-    PlanOptions options = rank_options(ranks, rank, Sharding::ranks);
-    if (stored) {
-      options.state.master.memory = options.state.moments.memory = options.state.weights.memory = "host";
-      options.state.weights.sharding = Sharding::ranks;
-      options.state.activations.memory = "host";
-    }
+    PlanOptions options = rank_options(ranks, rank, Sharding::ranks, stored_options(stored ? 27 : 0, 1));
+    if (stored) options.state.weights.sharding = Sharding::ranks;
     plans.push_back(plan_of(options, attributes));
   }
   return plans;
