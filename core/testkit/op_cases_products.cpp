@@ -227,6 +227,32 @@ void loss_cases(const OpRunner& runner, std::span<const LossShape> shapes) {
   }
 }
 
+void capped_logits_cases(const OpRunner& runner) {
+  for (DType dtype : kDtypes) {
+    OpComparison("soft_cap", {{"cap", 0.5}})
+        .in(normal(dtype, {33, 130}, 1))
+        .out(dtype, {33, 130}, one_step(dtype, 2e-6))
+        .run(runner);
+    // The cap bends logits of deviation 1; tolerances as of losses without one.
+    for (const LossShape& s : kLossShapes) {
+      const Tolerance loss = dtype == kBf16 ? Tolerance{1e-3, 0.07} : Tolerance{1e-5, 1e-5},
+                      gradient = dtype == kBf16 ? Tolerance{0.03, 0.03} : Tolerance{1e-4, 2e-5};
+      auto inputs = [&](const char* kind) {
+        OpComparison op(kind, {{"chunk", s.chunk}, {"seed", 4.0}, {"z_loss", 0.001}, {"cap", 1.5}});
+        op.in(normal(dtype, {s.tokens, s.width}, 1, 0.5)).in(normal(dtype, {s.vocabulary, s.width}, 2, 0.5));
+        op.in(integers(s.tokens, -1, s.vocabulary, 3));
+        return op;
+      };
+      inputs("lm_loss").out(kF32, {s.tokens}, loss).run(runner);
+      inputs("lm_loss_train")
+          .out(kF32, {s.tokens}, loss)
+          .out(dtype, {s.tokens, s.width}, gradient)
+          .out(dtype, {s.vocabulary, s.width}, gradient)
+          .run(runner);
+    }
+  }
+}
+
 void loss_stats_cases(const OpRunner& runner) {
   for (std::int64_t tokens : {1, 33, 1024, 5000}) {
     auto op = [&] {

@@ -4,12 +4,15 @@
 
 #include <unistd.h>
 
+#include <algorithm>
 #include <fstream>
 #include <iterator>
 
 #include <doctest/doctest.h>
 
 #include "base/files/test_directory.h"
+#include "conformance/device_ops.h"
+#include "quern/testkit/forwarding_device.h"
 #include "run/options/run_schemas.h"
 #include "test_paths.h"
 
@@ -51,6 +54,24 @@ void check_sound(const Report& report) {
   CHECK(report.count(Verdict::holds) == static_cast<int>(report.findings().size()));
   CHECK(report.exit_code() == 0);
 }
+
+/// A device whose kernels do not know an attribute.
+class Ignoring final : public testkit::ForwardingDevice {
+ public:
+  Ignoring(std::shared_ptr<Device> inner, std::string attribute)
+      : ForwardingDevice(std::move(inner)), attribute_(std::move(attribute)) {}
+  std::unique_ptr<Kernel> prepare(const OpInstance& op) override {
+    if (op.kind == "soft_cap") return ForwardingDevice::prepare(op);  // nothing but its cap
+    OpInstance plain = op;
+    plain.attributes = {};
+    for (const auto& [name, value] : op.attributes.all())
+      if (name != attribute_) plain.attributes.set(name, value);
+    return ForwardingDevice::prepare(plain);
+  }
+
+ private:
+  std::string attribute_;
+};
 
 }  // namespace
 
@@ -95,6 +116,23 @@ TEST_CASE("an op that leaves elements of odd sizes unwritten") {
 
 TEST_CASE("an op that errs at one size, in 8 bits only") {
   check_broken("device", "half_codes", {"fusions", "models"}, {"in e4m3"});
+}
+
+TEST_CASE("attention that sees beyond its window, and scores and logits without their caps") {
+  struct Case {
+    const char *attribute, *family;
+  };
+  PluginHost host = run_host();
+  const std::unique_ptr<Device> reference = oracle(host);
+  for (const Case& c : {Case{"window", "attention"}, {"cap", "attention"}, {"cap", "soft caps of logits"}}) {
+    CAPTURE(c.attribute);
+    CAPTURE(c.family);
+    const auto family = std::ranges::find(op_families(), c.family, &OpFamily::name);
+    REQUIRE(family != op_families().end());
+    Ignoring device(oracle(host), c.attribute);
+    CHECK_NOTHROW(compare_family(*family, *reference, device.inner()));
+    CHECK_THROWS_AS(compare_family(*family, *reference, device), Broken);
+  }
 }
 
 TEST_CASE("a stream that does not wait for an event") {

@@ -27,7 +27,7 @@ Cases of llama and qwen2 were made with Python 3.11.2, torch 1.13.1, transformer
     python3.11 -m pip install --target site transformers==4.46.3 safetensors==0.8.0 numpy==1.24.2
     PYTHONPATH=site /usr/bin/python3 tests/goldens/make_goldens.py [case ...]
 
-Other families need a newer transformers (4.51.3 made the cases that are here, and 5.24.0 phi3_longrope_*);
+Other families need a newer transformers (4.51.3 made the cases that are here, and 5.24.0 cases whose config.json says so);
 cases of models that it lacks are named and left out. With --missing only cases whose folder is absent are made. The files are the same, byte for byte, from run to run with the same versions on
 one machine.
 """
@@ -53,13 +53,14 @@ def family(model_type, **fields):
     return AutoConfig.for_model(model_type, vocab_size=VOCAB, **fields)
 
 
-def longrope(**fields):
+def longrope(rms_norm_eps=1e-5, **fields):
     """Phi-3 whose short factors hold for 12 tokens."""
     return family(
         "phi3", hidden_size=48, num_hidden_layers=2, num_attention_heads=3, num_key_value_heads=1, intermediate_size=40,
         max_position_embeddings=64, original_max_position_embeddings=12, sliding_window=None, partial_rotary_factor=0.75,
         rope_scaling={"type": "longrope", "short_factor": [1.0, 1.05, 1.1, 1.2, 1.3, 1.5],
-                      "long_factor": [1.0, 1.5, 2.5, 4.0, 6.5, 9.0]} | fields, tie_word_embeddings=True, **IDS)
+                      "long_factor": [1.0, 1.5, 2.5, 4.0, 6.5, 9.0]} | fields, rms_norm_eps=rms_norm_eps,
+        tie_word_embeddings=True, **IDS)
 
 
 def qwen2(**fields):
@@ -116,6 +117,21 @@ CASES = {
         hidden_size=32, num_hidden_layers=1, num_attention_heads=4, num_key_value_heads=1,
         intermediate_size=24, max_position_embeddings=32, rms_norm_eps=1e-3,
         tie_word_embeddings=False)),
+    "llama_biases": (109, 11, lambda: llama(
+        hidden_size=24, num_hidden_layers=2, num_attention_heads=3, num_key_value_heads=1,
+        intermediate_size=20, max_position_embeddings=64, attention_bias=True, mlp_bias=True,
+        tie_word_embeddings=True,
+        rope_scaling={"rope_type": "yarn", "factor": 4.0, "beta_slow": 0.5, "attention_factor": 1.3,
+                      "original_max_position_embeddings": 16})),
+    # As llama3_rope, in other bands.
+    "llama3_bands": (111, 31, lambda: llama(
+        hidden_size=24, num_hidden_layers=1, num_attention_heads=3, num_key_value_heads=3,
+        head_dim=16, intermediate_size=20, max_position_embeddings=128, rope_theta=100.0, tie_word_embeddings=True,
+        rope_scaling={"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 2.0,
+                      "high_freq_factor": 8.0, "original_max_position_embeddings": 96})),
+    "qwen2_odd": (110, 11, lambda: qwen2(
+        hidden_size=40, num_hidden_layers=2, num_attention_heads=5, num_key_value_heads=5,
+        intermediate_size=20, max_position_embeddings=64, tie_word_embeddings=True)),
     # Heads x head_dim is not the hidden size, below it and above it; odd numbers of heads.
     "qwen3_tied": (201, 19, lambda: family(
         "qwen3", hidden_size=32, num_hidden_layers=2, num_attention_heads=6, num_key_value_heads=2,
@@ -139,6 +155,16 @@ CASES = {
         "smollm3", hidden_size=32, num_hidden_layers=4, num_attention_heads=4, num_key_value_heads=2,
         intermediate_size=40, max_position_embeddings=64, rope_theta=5000000.0,
         no_rope_layers=[1, 0, 1, 0], use_sliding_window=False, tie_word_embeddings=True, **IDS)),
+    # Layer 1 has no rope, by the interval.
+    "smollm3_interval": (222, 11, lambda: family(
+        "smollm3", hidden_size=24, num_hidden_layers=3, num_attention_heads=3, num_key_value_heads=1,
+        intermediate_size=20, max_position_embeddings=64, no_rope_layer_interval=2,
+        use_sliding_window=False, tie_word_embeddings=False, **IDS)),
+    # All layers rotate: the gradient of a bias on keys without rope is zero but for rounding.
+    "smollm3_biases": (223, 11, lambda: family(
+        "smollm3", hidden_size=24, num_hidden_layers=2, num_attention_heads=3, num_key_value_heads=3,
+        intermediate_size=20, max_position_embeddings=64, no_rope_layers=[1, 1],
+        attention_bias=True, mlp_bias=True, use_sliding_window=False, **IDS)),
     "olmo2_gqa": (231, 17, lambda: family(
         "olmo2", hidden_size=48, num_hidden_layers=2, num_attention_heads=6, num_key_value_heads=2,
         intermediate_size=40, max_position_embeddings=64, rope_theta=500000.0, rms_norm_eps=1e-5,
@@ -146,6 +172,10 @@ CASES = {
     "olmo2_mha": (232, 13, lambda: family(
         "olmo2", hidden_size=40, num_hidden_layers=2, num_attention_heads=5, num_key_value_heads=5,
         intermediate_size=24, max_position_embeddings=64, tie_word_embeddings=True, **IDS)),
+    "olmo2_bias": (233, 11, lambda: family(
+        "olmo2", hidden_size=24, num_hidden_layers=2, num_attention_heads=3, num_key_value_heads=1,
+        intermediate_size=20, max_position_embeddings=64, attention_bias=True, rms_norm_eps=1e-3,
+        tie_word_embeddings=False, **IDS)),
     "phi3_window": (241, 19, lambda: family(
         "phi3", hidden_size=48, num_hidden_layers=2, num_attention_heads=3, num_key_value_heads=1,
         intermediate_size=40, max_position_embeddings=64, original_max_position_embeddings=64,
@@ -156,7 +186,7 @@ CASES = {
         sliding_window=None, partial_rotary_factor=0.75, resid_pdrop=0.0, tie_word_embeddings=True,
         **IDS)),
     "phi3_longrope_short": (243, 11, longrope),
-    "phi3_longrope_long": (244, 19, lambda: longrope(attention_factor=1.25)),
+    "phi3_longrope_long": (244, 19, lambda: longrope(rms_norm_eps=1e-3, attention_factor=1.25)),
     "glm4_bias": (251, 17, lambda: family(
         "glm4", hidden_size=48, num_hidden_layers=2, num_attention_heads=3, num_key_value_heads=1,
         head_dim=16, intermediate_size=40, max_position_embeddings=64, partial_rotary_factor=0.5,
@@ -165,6 +195,10 @@ CASES = {
         "glm4", hidden_size=32, num_hidden_layers=2, num_attention_heads=5, num_key_value_heads=1,
         head_dim=8, intermediate_size=24, max_position_embeddings=64, partial_rotary_factor=0.5,
         attention_bias=False, tie_word_embeddings=True, **IDS)),
+    "glm4_quarter": (253, 11, lambda: family(
+        "glm4", hidden_size=24, num_hidden_layers=2, num_attention_heads=3, num_key_value_heads=1,
+        head_dim=16, intermediate_size=20, max_position_embeddings=64, partial_rotary_factor=0.25,
+        tie_word_embeddings=True, **IDS)),
     # Caps low enough to bend most scores and logits; layers 0 and 2 look at a window.
     "gemma2_caps": (261, 19, lambda: family(
         "gemma2", hidden_size=24, num_hidden_layers=3, num_attention_heads=6, num_key_value_heads=2,
@@ -175,6 +209,12 @@ CASES = {
         head_dim=8, intermediate_size=24, max_position_embeddings=64, sliding_window=64,
         attention_bias=True, query_pre_attn_scalar=8, attn_logit_softcapping=None,
         final_logit_softcapping=None, **IDS)),
+    # Layer 1 looks at a window, by the list.
+    "gemma2_listed": (263, 11, lambda: family(
+        "gemma2", hidden_size=24, num_hidden_layers=2, num_attention_heads=3, num_key_value_heads=1,
+        head_dim=16, intermediate_size=20, max_position_embeddings=64, sliding_window=4,
+        layer_types=["full_attention", "sliding_attention"], query_pre_attn_scalar=5,
+        tie_word_embeddings=False, **IDS)),
     # Layers 0 and 2 look at a window, with a base of their own.
     "gemma3_pattern": (271, 19, lambda: family(
         "gemma3_text", hidden_size=24, num_hidden_layers=3, num_attention_heads=6, num_key_value_heads=2,
@@ -182,6 +222,15 @@ CASES = {
         layer_types=["sliding_attention", "full_attention", "sliding_attention"],
         sliding_window_pattern=2, query_pre_attn_scalar=13, rope_theta=1000000.0,
         rope_local_base_freq=10000.0, **IDS)),
+    # Gemma 3's larger models scale the rope of layers that look at all tokens. transformers applies no
+    # attn_logit_softcapping here.
+    "gemma3_scaled": (272, 11, lambda: family(
+        "gemma3_text", hidden_size=24, num_hidden_layers=3, num_attention_heads=3, num_key_value_heads=1,
+        head_dim=8, intermediate_size=20, max_position_embeddings=64, sliding_window=4, attention_bias=True,
+        layer_types=["full_attention", "sliding_attention", "full_attention"], query_pre_attn_scalar=7,
+        final_logit_softcapping=2.0, tie_word_embeddings=False,
+        rope_parameters={"full_attention": {"rope_type": "linear", "factor": 4.0, "rope_theta": 20000.0},
+                         "sliding_attention": {"rope_type": "default", "rope_theta": 500.0}}, **IDS)),
     "gpt2_tied": (281, 17, lambda: family(
         "gpt2", n_embd=40, n_layer=2, n_head=5, n_positions=64, n_inner=None, resid_pdrop=0.0,
         embd_pdrop=0.0, attn_pdrop=0.0, layer_norm_epsilon=1e-4, bos_token_id=1, eos_token_id=2)),

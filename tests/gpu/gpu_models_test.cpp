@@ -34,7 +34,9 @@ std::unique_ptr<Device> open_gpu(const std::string& attention = "auto") {
 
 /// Cases with an op that this device has no kernel for, which the plan's refusal names.
 const std::map<std::string, std::string> kRefused = {
-    {"gemma2_caps", "has no kernel on this device for soft caps of logits"}};
+    {"gemma2_caps", "has no kernel on this device for soft caps of logits"},
+    {"gemma2_listed", "has no kernel on this device for soft caps of logits"},
+    {"gemma3_scaled", "has no kernel on this device for soft caps of logits"}};
 
 void check_goldens(Device& device, const std::string& precision, const GoldenTolerance& tolerance) {
   for (const auto& folder : golden_cases()) {

@@ -36,6 +36,8 @@ struct AttentionCase {
   std::int64_t batch, sequence, heads, kv_heads, head_dim;
   const char* mask = "causal";
   std::vector<std::int32_t> documents = {};  ///< starts
+  std::int64_t window = 0;
+  double cap = 0;
 };
 
 const AttentionCase kAttention[] = {{1, 1, 1, 1, 2},
@@ -45,7 +47,13 @@ const AttentionCase kAttention[] = {{1, 1, 1, 1, 2},
                                     {1, 33, 1, 1, 128},
                                     {2, 40, 4, 2, 16, "full"},
                                     {2, 50, 4, 2, 64, "causal", {0, 3, 4, 50, 77}},
-                                    {2, 50, 2, 1, 32, "full", {0, 20, 50, 99}}};
+                                    {2, 50, 2, 1, 32, "full", {0, 20, 50, 99}},
+                                    {1, 40, 3, 1, 16, "causal", {}, 1},
+                                    {2, 70, 4, 2, 64, "causal", {}, 7},
+                                    {2, 50, 4, 2, 64, "causal", {0, 3, 4, 50, 77}, 9},
+                                    {1, 33, 2, 2, 32, "causal", {}, 34},
+                                    {2, 50, 3, 3, 16, "causal", {}, 0, 0.5},
+                                    {2, 50, 4, 2, 64, "causal", {0, 20, 50, 99}, 11, 0.5}};
 
 struct AttentionOps {
   const AttentionCase& c;
@@ -54,11 +62,14 @@ struct AttentionOps {
   Extents packed() const { return {tokens(), (c.heads + 2 * c.kv_heads) * c.head_dim}; }
   Extents width() const { return {tokens(), c.heads * c.head_dim}; }
   Attributes attributes() const {
-    return {{"heads", c.heads},
-            {"kv_heads", c.kv_heads},
-            {"head_dim", c.head_dim},
-            {"mask", std::string(c.mask)},
-            {"scale", 1 / std::sqrt(static_cast<double>(c.head_dim))}};
+    Attributes list{{"heads", c.heads},
+                    {"kv_heads", c.kv_heads},
+                    {"head_dim", c.head_dim},
+                    {"mask", std::string(c.mask)},
+                    {"scale", 1 / std::sqrt(static_cast<double>(c.head_dim))}};
+    if (c.window > 0) list.set("window", c.window);
+    if (c.cap > 0) list.set("cap", c.cap);
+    return list;
   }
   void add_documents(OpComparison& op) const {
     if (c.documents.empty()) return void(op.absent());
@@ -239,6 +250,7 @@ const std::vector<OpFamily>& op_families() {
       {"reduce_ranks", testkit::reduce_ranks_cases},
       {"sum_tree", testkit::sum_tree_cases},
       {"lm_loss", [](const testkit::OpRunner& runner) { testkit::loss_cases(runner, testkit::kLossShapes); }},
+      {"soft caps of logits", testkit::capped_logits_cases},
       {"loss_stats", testkit::loss_stats_cases},
       {"loss_stats_grad", testkit::loss_stats_grad_cases},
       {"sum_squares, clip_scale", testkit::norm_and_clip_cases},

@@ -107,7 +107,7 @@ def check_torch(config: Config, folder: Path) -> tuple[bool, str]:
     one = (alone(config, folder / "torch", 1).set("optimizer.master", "fp32").set("checkpoint.export_dtype", "fp32")
            .set("train.z_loss", 0).set("data.documents", "joined"))
     with Run(one) as run:
-        run.learning_rate = 0  # opens it for training
+        run.learning_rate = None  # opens it for training
         run.export(folder / "start")
     with reading(folder / "start/config.json"):
         vocabulary = json.loads((folder / "start/config.json").read_bytes())["vocab_size"]

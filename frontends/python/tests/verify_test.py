@@ -82,6 +82,13 @@ class VerifyTest(FolderTestCase):
         np.testing.assert_array_equal(found["model.embed_tokens.weight"], embedding)
         self.assertGreater(np.abs(packed).max(), 0)
 
+    def test_torch_gets_the_rows_and_the_weights_of_the_step(self):
+        with mock.patch.object(verify, "torch_gradients", return_value=(1.0, {})) as torch:
+            holds, said = verify.check_torch(Config.load(self.config), self.folder)
+        self.assertEqual((holds, said.startswith("gradients of one side alone: lm_head.weight")), (False, True), said)
+        model, rows = torch.call_args.args
+        self.assertEqual((rows.shape, (model / "model.safetensors").exists()), ((2, 17), True))
+
 
 if __name__ == "__main__":
     unittest.main()

@@ -48,4 +48,6 @@ TEST_CASE("another gate is refused") {
   CHECK_THROWS_WITH_AS(model_from(kGemma2, silu), doctest::Contains("hidden_activation: found \"silu\""), Error);
 }
 
+TEST_CASE("goldens use every switch of the family") { check_goldens(kGemma2); }
+
 TEST_CASE("the plugin makes a model from options") { check_plugin(kGemma2); }

@@ -15,7 +15,6 @@ inline decoder::Description describe(const decoder::Fields& f) {
   d.activation = decoder::Activation::geglu;
   d.embedding_scale = std::sqrt(static_cast<double>(f.hidden_size));
   d.attention_scale = 1 / std::sqrt(static_cast<double>(f.query_pre_attn_scalar));
-  d.attention_cap = f.attn_logit_softcapping;
   d.logit_cap = f.final_logit_softcapping;
   d.biases.qkv = d.biases.o = f.attention_bias;
   d.names.attn_after_norm = "post_attention_layernorm";
@@ -30,26 +29,28 @@ inline decoder::Description describe(const decoder::Fields& f) {
 }
 
 inline decoder::Family family() {
-  return {
-      .model_type = "gemma3_text",
-      .architecture = "Gemma3ForCausalLM",
-      .summary = "Gemma 3 (text)",
-      .fields = {"attention_bias", "sliding_window", "sliding_window_pattern", "layer_types", "query_pre_attn_scalar",
-                 "rope_local_base_freq", "attn_logit_softcapping", "final_logit_softcapping"},
-      .defaults = {{"head_dim", std::int64_t{256}},
-                   {"max_position_embeddings", std::int64_t{131072}},
-                   {"rope_theta", 1000000.0},
-                   {"tie_word_embeddings", true}},
-      .hidden_act = {"gelu_pytorch_tanh"},
-      .neutral = {{.key = "_sliding_window_pattern"},  // layer_types is beside it
-                  {.key = "hidden_activation",
-                   .accepted = {std::string("gelu_pytorch_tanh")},
-                   .because = "quern has no other gate for Gemma"},
-                  {.key = "rope_scaling.sliding_attention.rope_type",
-                   .accepted = {std::string("default")},
-                   .because = "quern does not scale the rope of windows"},
-                  {.key = "use_bidirectional_attention", .accepted = {false}, .because = "quern's mask is causal"}},
-      .describe = describe};
+  return {.model_type = "gemma3_text",
+          .architecture = "Gemma3ForCausalLM",
+          .summary = "Gemma 3 (text)",
+          .fields = {"attention_bias", "sliding_window", "sliding_window_pattern", "layer_types",
+                     "query_pre_attn_scalar", "rope_local_base_freq", "final_logit_softcapping"},
+          .defaults = {{"head_dim", std::int64_t{256}},
+                       {"max_position_embeddings", std::int64_t{131072}},
+                       {"rope_theta", 1000000.0},
+                       {"tie_word_embeddings", true}},
+          .hidden_act = {"gelu_pytorch_tanh"},
+          .neutral = {{.key = "_sliding_window_pattern"},  // layer_types is beside it
+                      {.key = "attn_logit_softcapping",
+                       .accepted = {0.0},
+                       .because = "transformers caps no scores of Gemma 3, so quern does not either"},
+                      {.key = "hidden_activation",
+                       .accepted = {std::string("gelu_pytorch_tanh")},
+                       .because = "quern has no other gate for Gemma"},
+                      {.key = "rope_scaling.sliding_attention.rope_type",
+                       .accepted = {std::string("default")},
+                       .because = "quern does not scale the rope of windows"},
+                      {.key = "use_bidirectional_attention", .accepted = {false}, .because = "quern's mask is causal"}},
+          .describe = describe};
 }
 
 }  // namespace quern::gemma3_text

@@ -52,4 +52,12 @@ TEST_CASE("tables of rope for each kind of layer are read") {
                 "rope_parameters.sliding_attention.rope_type: found \"linear\"");
 }
 
+TEST_CASE("a cap of scores, which transformers ignores, is refused") {
+  std::string capped = kOneB;
+  capped.replace(capped.find("\"attn_logit_softcapping\": null"), 30, "\"attn_logit_softcapping\": 50.0");
+  CHECK_THROWS_WITH_AS(model_from(kGemma3, capped), doctest::Contains("attn_logit_softcapping: found 50.0"), Error);
+}
+
+TEST_CASE("goldens use every switch of the family") { check_goldens(kGemma3); }
+
 TEST_CASE("the plugin makes a model from options") { check_plugin(kGemma3); }

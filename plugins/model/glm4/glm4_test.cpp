@@ -37,4 +37,6 @@ TEST_CASE("adjacent pairs of half of each head rotate") {
                        doctest::Contains("partial_rotary_factor: 0 of 8 elements of a head"), Error);
 }
 
+TEST_CASE("goldens use every switch of the family") { check_goldens(kGlm4); }
+
 TEST_CASE("the plugin makes a model from options") { check_plugin(kGlm4); }

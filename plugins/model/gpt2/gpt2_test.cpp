@@ -34,6 +34,8 @@ TEST_CASE("matrices of layers are transposed in the file, and the embeddings are
   CHECK(parameter(list, "final_norm.bias").group == ParameterGroup::head);
 }
 
+TEST_CASE("goldens use every switch of the family") { check_goldens(kGpt2); }
+
 TEST_CASE("what GPT-2 computes elsewhere is refused") {
   check_refuses(kGpt2, kSmall, R"("scale_attn_by_inverse_layer_idx": true)",
                 "scale_attn_by_inverse_layer_idx: found true");

@@ -107,4 +107,6 @@ TEST_CASE("sizes that do not fit are refused when the model is made") {
                        Error);
 }
 
+TEST_CASE("goldens use every switch of the family") { check_goldens(kLlama, true); }
+
 TEST_CASE("the plugin makes a model from options") { check_plugin(kLlama); }

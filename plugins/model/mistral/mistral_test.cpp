@@ -39,4 +39,6 @@ TEST_CASE("a window is of every layer, and none is written as null") {
   check_refuses(kMistral, kThird, R"("attention_bias": true)", "attention_bias: found true");
 }
 
+TEST_CASE("goldens use every switch of the family") { check_goldens(kMistral); }
+
 TEST_CASE("the plugin makes a model from options") { check_plugin(kMistral); }

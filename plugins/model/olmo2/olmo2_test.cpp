@@ -36,4 +36,6 @@ TEST_CASE("norms are after the branches, and as wide as all query and all key he
   check_refuses(kOlmo2, kSevenB, R"("sliding_window": 4096)", "sliding_window: found 4096");
 }
 
+TEST_CASE("goldens use every switch of the family") { check_goldens(kOlmo2); }
+
 TEST_CASE("the plugin makes a model from options") { check_plugin(kOlmo2); }

@@ -94,4 +94,6 @@ TEST_CASE("interpolated positions are refused") {
   check_refuses(kPhi3, kMini, R"("interpolate_factor": 2)", "interpolate_factor: found 2, expected 1");
 }
 
+TEST_CASE("goldens use every switch of the family") { check_goldens(kPhi3); }
+
 TEST_CASE("the plugin makes a model from options") { check_plugin(kPhi3); }

@@ -60,4 +60,6 @@ TEST_CASE("sliding windows and fields of other models are refused") {
   model_from(kQwen2, million);
 }
 
+TEST_CASE("goldens use every switch of the family") { check_goldens(kQwen2); }
+
 TEST_CASE("the plugin makes a model from options") { check_plugin(kQwen2); }

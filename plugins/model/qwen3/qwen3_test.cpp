@@ -54,4 +54,6 @@ TEST_CASE("sliding windows and experts are refused") {
   check_refuses(kQwen3, kQwen3Small, R"("mlp_bias": true)", "mlp_bias: found true");
 }
 
+TEST_CASE("goldens use every switch of the family") { check_goldens(kQwen3); }
+
 TEST_CASE("the plugin makes a model from options") { check_plugin(kQwen3); }

@@ -43,4 +43,6 @@ TEST_CASE("every fourth layer does not rotate, or the layers that a list names")
                        doctest::Contains("no_rope_layers: found 1 entries, expected 2"), Error);
 }
 
+TEST_CASE("goldens use every switch of the family") { check_goldens(kSmolLM3); }
+
 TEST_CASE("the plugin makes a model from options") { check_plugin(kSmolLM3); }

@@ -2,6 +2,10 @@
 // For tests of families: models from the text of a config.json, and small ones from fields.
 
 #include <algorithm>
+#include <filesystem>
+#include <fstream>
+#include <iterator>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -12,6 +16,7 @@
 #include "quern/testkit/model_conformance.h"
 #include "quern/testkit/plugin_under_test.h"
 #include "shared/decoder/family.h"
+#include "test_paths.h"
 
 namespace quern::decoder {
 
@@ -70,6 +75,29 @@ inline void check_refuses(const Family& family, const std::string& config, const
                           const char* words) {
   const std::string text = config.substr(0, config.rfind('}')) + ", " + fields + "}";
   CHECK_THROWS_WITH_AS(model_from(family, text), doctest::Contains(words), Error);
+}
+
+/// The goldens (tests/goldens), whose losses and gradients are transformers', use every option of the family that Llama
+/// has not, or with another default; with `general` all options. initializer_range changes nothing in a loaded model.
+inline void check_goldens(const Family& family, bool general = false) {
+  const std::vector<OptionSpec> options = options_of(family), shared = options_of(Family{});
+  std::set<std::string> unused;
+  for (const OptionSpec& spec : options) {
+    const bool is_shared = !general && std::ranges::any_of(shared, [&](const OptionSpec& other) {
+      return other.key == spec.key && other.default_value == spec.default_value;
+    });
+    if (!is_shared && !spec.required && spec.choices.size() != 1 && spec.key != "initializer_range")
+      unused.insert(spec.key);
+  }
+  const OptionValues defaults = default_values(options);
+  for (const auto& folder : std::filesystem::directory_iterator(QUERN_SOURCE_DIR "/tests/goldens")) {
+    std::ifstream file(folder.path() / "config.json");
+    const std::string config((std::istreambuf_iterator<char>(file)), std::istreambuf_iterator<char>());
+    if (config.find("\"model_type\": \"" + family.model_type + "\"") == std::string::npos) continue;
+    const OptionValues values = values_from(family, config);
+    std::erase_if(unused, [&](const std::string& key) { return *values.find(key) != *defaults.find(key); });
+  }
+  for (const std::string& key : unused) FAIL_CHECK("no golden has a value of " << key << " other than its default");
 }
 
 /// The plugin under test makes the family's model.
