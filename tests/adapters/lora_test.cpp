@@ -205,6 +205,21 @@ TEST_CASE("a run starts from PEFT's folder, and the merged model is the model wi
   });
 }
 
+TEST_CASE("a new adapter begins without a warning, and settings of one that is not used are named") {
+  TinyFiles files;
+  const Overrides one{"train.steps=1", "checkpoint.export_dtype=fp32"};
+  train_here(files, with(one, {files.run("base")}));
+  const Overrides base = with(one, {"train.from=" + files.at("base/export")});
+  train_here(files, with(with(base, kLora), {files.run("lora")}));
+  CHECK(events(files.at("lora"), "warning").empty());
+  train_here(files, with(with(base, kLora),
+                         {files.run("none"), "adapter.id=none", "adapter.from=" + files.at("lora/adapter")}));
+  REQUIRE(events(files.at("none"), "warning").size() == 1);
+  CHECK(events(files.at("none"), "warning")[0].at("text") ==
+        "adapter.id is none, so that without effect are 'adapter.rank', 'adapter.from'");
+  CHECK_FALSE(fs::exists(files.at("none/adapter")));
+}
+
 TEST_CASE("settings of an adapter that LoRA does not have are refused by name, also unknown ones") {
   TestDirectory out;
   const std::string path = out / "adapter_config.json";
@@ -317,6 +332,9 @@ TEST_CASE("groups name an adapter's parameters and the base's, and rsLoRA scales
   const SessionResult plain = train_here(files, with(common, {files.run("plain")}));
   const SessionResult norms = train_here(
       files, with(common, {files.run("norms"), "train.groups=[{match='*norm.weight', trainable=true, rate=0.1}]"}));
+  CHECK(has(read_text(files.at("norms/log.jsonl")),
+            "the adapter's folder lacks the parameters that train beside it ('attn_norm.weight', 'ffn_norm.weight', "
+            "'final_norm.weight'); the merged export has them"));
   CHECK(norms.losses.at(1) == plain.losses.at(1));
   CHECK(norms.losses.at(3) != plain.losses.at(3));
   // alpha / sqrt(4) = 2 alpha / 4.

@@ -153,6 +153,12 @@ void Session::transform_model() {
                                                 .targets = adapter.targets});
     lora = adapted.get();
     model = std::move(adapted);
+  } else {
+    std::vector<std::string> keys;
+    const OptionTable<AdapterOptions> table = adapter_options();
+    for (const OptionSpec& spec : table.specs())
+      if (*config.section("adapter").find(spec.key) != spec.default_value) keys.push_back("adapter." + spec.key);
+    if (!keys.empty()) notes.push_back("adapter.id is none, so that without effect are " + list_names(keys));
   }
   std::vector<TrainRule> rules;
   for (const OptionValues& group : config.list("train", "groups")) {
@@ -167,6 +173,13 @@ void Session::transform_model() {
     if (group.find("deviation")) rule.deviation = group.get<double>("deviation");
   }
   model = with_rules(std::move(model), rules);
+  std::vector<std::string> beside;
+  for (const ParameterSpec& spec : model->parameters())
+    if (lora && spec.trainable && !is_adapter(spec)) beside.push_back(spec.name);
+  if (!beside.empty())
+    notes.push_back("train.groups: the adapter's folder lacks the parameters that train beside it (" +
+                    list_names(beside) + "); the merged export has them" +
+                    (adapter.merge ? "" : ", but adapter.merge is false"));
   for (ParameterSpec spec : model->parameters()) {
     if (spec.rate == 1 || !spec.trainable) continue;
     const std::vector<Op> own = update_traits(*optimizer, spec, ops).ops;

@@ -110,7 +110,7 @@ std::vector<std::string> load_checkpoint(const Session& session, Engine& engine,
 
 FirstWeights::From first_weights_of(const Session& session) {
   return {.model = session.train.from,
-          .adapter = session.adapter.from,
+          .adapter = session.lora ? session.adapter.from : "",
           .seed = static_cast<std::uint64_t>(session.train.seed)};
 }
 

@@ -175,6 +175,7 @@ FirstWeights::FirstWeights(std::vector<ParameterSpec> specs, std::int64_t layers
   std::size_t fresh = 0;
   std::string first;
   for_each_parameter(*this, [&](const ParameterSpec& spec, int layer) {
+    if (is_adapter(spec)) return;  // no model's file has one
     for (const ParameterPart& part : spec.parts)
       if (!files_of(part, layer) && fresh++ == 0) first = hf_tensor_name(part, layer);
   });

@@ -1,5 +1,5 @@
-// Element by element: add, scale, GELU and its gradient. Outputs may be an input's memory: a thread writes only
-// elements that it alone has read.
+// Element by element: add, scale, soft cap, GELU and its gradient. Outputs may be an input's memory: a thread writes
+// only elements that it alone has read.
 
 #include "elementwise/activations.cuh"
 #include "elementwise/elementwise_ops.h"
@@ -15,6 +15,10 @@ constexpr int kThreads = 256, kUnroll = 2;  // packs of a thread, so that enough
 
 struct Scale {
   static __device__ __forceinline__ float of(float factor, float x) { return factor * x; }
+};
+
+struct SoftCap {
+  static __device__ __forceinline__ float of(float cap, float x) { return cap * tanhf(x / cap); }
 };
 
 struct MapArguments {
@@ -97,6 +101,10 @@ void add_elementwise_ops(OpTable& table) {
                       return prepare_map<Scale>(op, context, static_cast<float>(op.attributes.real("factor")));
                     },
                     [](const OpInstance& op, const CudaTraits&) { return query_map(op, {"x"}, "y"); }};
+  table["soft_cap"] = {[](const OpInstance& op, CudaContext& context) {
+                         return prepare_map<SoftCap>(op, context, static_cast<float>(op.attributes.real("cap")));
+                       },
+                       [](const OpInstance& op, const CudaTraits&) { return query_map(op, {"x"}, "y"); }};
   table["add"] = {[](const OpInstance& op, CudaContext& context) { return prepare_map<Add>(op, context); },
                   [](const OpInstance& op, const CudaTraits&) {
                     return query_map(op, {"a", "b"}, "y");

@@ -45,19 +45,6 @@ __device__ __forceinline__ Running combine(Running a, Running b) {
   return {maximum, scaled(a) + scaled(b)};
 }
 
-/// Elements of the pack that begins at element `at` and are below `vocabulary`; -inf in the others' place.
-template <class T>
-__device__ __forceinline__ Floats<T> logits_of(const Pack<T>& pack, std::int64_t at, std::int64_t vocabulary) {
-  Floats<T> x = unpack(pack);
-  constexpr int kCount = kPack<T>;
-  if (at + kCount > vocabulary) {
-#pragma unroll
-    for (int i = 0; i < kCount; ++i)
-      if (at + i >= vocabulary) x.at[i] = -INFINITY;
-  }
-  return x;
-}
-
 template <class T>
 __device__ __forceinline__ void take(Running& running, const Floats<T>& x) {
   float maximum = x.at[0];
@@ -99,10 +86,39 @@ struct Arguments {
   float* losses;
   std::int64_t vocabulary, stride;
   int shared_rounds;
-  float z_loss, seed;
+  float z_loss, seed, cap;
   DType code_format;
   float code_inverse;
 };
+
+/// A logit under the soft cap, rounded as logits are.
+template <class T>
+__device__ __forceinline__ float capped(float x, float cap) {
+  return to_float(from_float<T>(cap * tanhf(x / cap)));
+}
+
+/// Elements of the pack that begins at element `at` and are below the vocabulary's end; -inf in the others' place.
+template <bool kCap, class T>
+__device__ __forceinline__ Floats<T> logits_of(const Pack<T>& pack, std::int64_t at, const Arguments& a) {
+  Floats<T> x = unpack(pack);
+  constexpr int kCount = kPack<T>;
+  if constexpr (kCap) {
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) x.at[i] = capped<T>(x.at[i], a.cap);
+  }
+  if (at + kCount > a.vocabulary) {
+#pragma unroll
+    for (int i = 0; i < kCount; ++i)
+      if (at + i >= a.vocabulary) x.at[i] = -INFINITY;
+  }
+  return x;
+}
+
+template <bool kCap, class T>
+__device__ __forceinline__ float logit_at(const Arguments& a, const T* row, std::int32_t target) {
+  const float logit = to_float(row[target]);
+  return kCap ? capped<T>(logit, a.cap) : logit;
+}
 
 /// A pack's gradients, quantized or in the place of the logits.
 template <bool kCodes, class T>
@@ -136,7 +152,7 @@ __device__ __forceinline__ void skip_row(const Arguments& a, T* row, std::int32_
 }
 
 /// Gradient of one pack, stored.
-template <bool kCodes, class T>
+template <bool kCodes, bool kCap, class T>
 __device__ __forceinline__ void store_gradient(const Arguments& a, T* row, std::int64_t at, const Floats<T>& x,
                                                const Running& all, float factor, std::int32_t target, float seed) {
   Floats<T> gradient;
@@ -144,13 +160,15 @@ __device__ __forceinline__ void store_gradient(const Arguments& a, T* row, std::
   for (int i = 0; i < kPack<T>; ++i) {
     gradient.at[i] = exponential<T>(x.at[i] - all.maximum) * factor;
     if (at + i == target) gradient.at[i] -= seed;
+    if constexpr (kCap)
+      if (at + i < a.vocabulary) gradient.at[i] *= 1.0f - (x.at[i] / a.cap) * (x.at[i] / a.cap);
   }
   store_gradients<kCodes>(a, row, at, gradient);
 }
 
 /// A block a row. Thread t owns packs t, t + threads, ...: the first rounds are kept in shared memory, the next in
 /// registers, any others are read again.
-template <class T, int kRegisters, bool kCodes>
+template <class T, int kRegisters, bool kCodes, bool kCap>
 __global__ void __launch_bounds__(1024, 1) train_kernel(const Arguments a) {
   extern __shared__ __align__(16) unsigned char shared_bytes[];
   auto* kept = reinterpret_cast<Pack<T>*>(shared_bytes);
@@ -174,19 +192,19 @@ __global__ void __launch_bounds__(1024, 1) train_kernel(const Arguments a) {
 #pragma unroll
   for (int round = 0; round < kRegisters; ++round)
     held[round] = load_pack<Access::vector>(row, register_begin + round * step, a.vocabulary);
-  const float chosen = to_float(row[target]);
+  const float chosen = logit_at<kCap>(a, row, target);
 
   Running running;
 #pragma unroll
   for (int round = 0; round < kRegisters; ++round) {
     const std::int64_t at = register_begin + round * step;
-    if (at < a.vocabulary) take(running, logits_of(held[round], at, a.vocabulary));
+    if (at < a.vocabulary) take(running, logits_of<kCap>(held[round], at, a));
   }
   const std::int64_t rest_begin = register_begin + kRegisters * step;
   for (std::int64_t at = rest_begin; at < a.vocabulary; at += step)
-    take(running, logits_of(load_pack<Access::vector>(row, at, a.vocabulary), at, a.vocabulary));
+    take(running, logits_of<kCap>(load_pack<Access::vector>(row, at, a.vocabulary), at, a));
   auto kept_logits = [&](int round) {
-    return logits_of(kept[round * blockDim.x + threadIdx.x], begin + round * step, a.vocabulary);
+    return logits_of<kCap>(kept[round * blockDim.x + threadIdx.x], begin + round * step, a);
   };
   if (half > 0) __pipeline_wait_prior(1);
   for (int round = 0; round < half; ++round)
@@ -201,21 +219,21 @@ __global__ void __launch_bounds__(1024, 1) train_kernel(const Arguments a) {
   const float factor = a.seed * (1.0f + 2.0f * a.z_loss * logsumexp) / all.sum;
   for (int round = 0; round < a.shared_rounds; ++round) {
     const std::int64_t at = begin + round * step;
-    if (at < a.vocabulary) store_gradient<kCodes>(a, row, at, kept_logits(round), all, factor, target, a.seed);
+    if (at < a.vocabulary) store_gradient<kCodes, kCap>(a, row, at, kept_logits(round), all, factor, target, a.seed);
   }
 #pragma unroll
   for (int round = 0; round < kRegisters; ++round) {
     const std::int64_t at = register_begin + round * step;
     if (at < a.vocabulary)
-      store_gradient<kCodes>(a, row, at, logits_of(held[round], at, a.vocabulary), all, factor, target, a.seed);
+      store_gradient<kCodes, kCap>(a, row, at, logits_of<kCap>(held[round], at, a), all, factor, target, a.seed);
   }
   for (std::int64_t at = rest_begin; at < a.vocabulary; at += step) {
-    const Floats<T> x = logits_of(load_pack<Access::vector>(row, at, a.vocabulary), at, a.vocabulary);
-    store_gradient<kCodes>(a, row, at, x, all, factor, target, a.seed);
+    const Floats<T> x = logits_of<kCap>(load_pack<Access::vector>(row, at, a.vocabulary), at, a);
+    store_gradient<kCodes, kCap>(a, row, at, x, all, factor, target, a.seed);
   }
 }
 
-template <class T>
+template <class T, bool kCap>
 __global__ void evaluate_kernel(const Arguments a) {
   __shared__ Running warps[1024 / kWarp];
   T* row = static_cast<T*>(a.logits) + blockIdx.x * a.stride;
@@ -225,9 +243,9 @@ __global__ void evaluate_kernel(const Arguments a) {
   Running running;
 #pragma unroll 4
   for (std::int64_t at = threadIdx.x * kPack<T>; at < a.vocabulary; at += step)
-    take(running, logits_of(load_pack<Access::vector>(row, at, a.vocabulary), at, a.vocabulary));
+    take(running, logits_of<kCap>(load_pack<Access::vector>(row, at, a.vocabulary), at, a));
   const Running all = reduce<T>(running, warps);
-  if (threadIdx.x == 0) report<T>(a, all, to_float(row[target]));
+  if (threadIdx.x == 0) report<T>(a, all, logit_at<kCap>(a, row, target));
 }
 
 template <class T>
@@ -235,10 +253,14 @@ auto* kernel_of(const CrossEntropy& plan) {
   using Kernel = void (*)(Arguments);
   const std::int64_t packs = (plan.vocabulary + kPack<T> - 1) / kPack<T>;
   const bool held = packs > std::int64_t{plan.shared_rounds} * plan.threads;
-  if (!plan.train) return Kernel(evaluate_kernel<T>);
-  if (size_of(plan.gradient_format) == 1)
-    return held ? Kernel(train_kernel<T, kRegisterRounds, true>) : Kernel(train_kernel<T, 0, true>);
-  return held ? Kernel(train_kernel<T, kRegisterRounds, false>) : Kernel(train_kernel<T, 0, false>);
+  const bool caps = plan.cap > 0, codes = size_of(plan.gradient_format) == 1;
+  if (!plan.train) return caps ? Kernel(evaluate_kernel<T, true>) : Kernel(evaluate_kernel<T, false>);
+  if (caps)
+    return codes ? Kernel(train_kernel<T, kRegisterRounds, true, true>)
+                 : Kernel(train_kernel<T, kRegisterRounds, false, true>);
+  if (codes)
+    return held ? Kernel(train_kernel<T, kRegisterRounds, true, false>) : Kernel(train_kernel<T, 0, true, false>);
+  return held ? Kernel(train_kernel<T, kRegisterRounds, false, false>) : Kernel(train_kernel<T, 0, false, false>);
 }
 
 int shared_size(const CrossEntropy& plan) { return plan.train ? plan.shared_rounds * plan.threads * 16 : 0; }
@@ -286,9 +308,10 @@ std::int64_t logit_stride(std::int64_t vocabulary, DType dtype) {
   return (vocabulary + pack - 1) / pack * pack;
 }
 
-CrossEntropy make_cross_entropy(DType dtype, std::int64_t vocabulary, bool train, DType gradient_format,
+CrossEntropy make_cross_entropy(DType dtype, std::int64_t vocabulary, bool train, DType gradient_format, float cap,
                                 const CudaTraits& gpu) {
   CrossEntropy plan;
+  plan.cap = cap;
   plan.gradient_format = gradient_format;
   plan.dtype = dtype;
   plan.vocabulary = vocabulary;
@@ -320,6 +343,7 @@ void cross_entropy(const CrossEntropy& plan, void* logits, std::uint8_t* codes, 
                             .shared_rounds = plan.shared_rounds,
                             .z_loss = plan.z_loss,
                             .seed = plan.seed,
+                            .cap = plan.cap,
                             .code_format = plan.gradient_format,
                             .code_inverse = 1.0f / plan.gradient_scale};
   with_element(plan.dtype, [&](auto element) {

@@ -16,6 +16,7 @@ struct CrossEntropy {
   DType dtype = DType::bf16;
   std::int64_t vocabulary = 0, stride = 0;
   float z_loss = 0, seed = 1;
+  float cap = 0;  ///< soft cap of the logits; 0: none
   bool train = false;
   DType gradient_format = DType::f32;  ///< e4m3, e5m2: gradients are quantized, for a vocabulary of a multiple of 8,
   float gradient_scale = 1;            ///< times this power of two
@@ -27,12 +28,13 @@ struct CrossEntropy {
 /// Row stride that suits packs: the vocabulary rounded up.
 std::int64_t logit_stride(std::int64_t vocabulary, DType dtype);
 /// Chooses the launch for a GPU and loads the kernel.
-CrossEntropy make_cross_entropy(DType dtype, std::int64_t vocabulary, bool train, DType gradient_format,
+CrossEntropy make_cross_entropy(DType dtype, std::int64_t vocabulary, bool train, DType gradient_format, float cap,
                                 const CudaTraits& gpu);
 
-/// losses[n] (may be null) = logsumexp - logit of targets[n]; in training the logits become
-/// seed * (softmax - onehot + 2 z_loss logsumexp softmax). A target of -1 gives zeros, one out of range a NaN loss.
-/// Where the plan has a gradient format, the gradients go to `codes` (rows, vocabulary) instead, null otherwise.
+/// Logits are capped first: cap tanh(logit / cap). losses[n] (may be null) = logsumexp - logit of targets[n]; in
+/// training the logits become seed * (softmax - onehot + 2 z_loss logsumexp softmax), times the cap's slope. A target
+/// of -1 gives zeros, one out of range a NaN loss. Where the plan has a gradient format, the gradients go to `codes`
+/// (rows, vocabulary) instead, null otherwise.
 void cross_entropy(const CrossEntropy& plan, void* logits, std::uint8_t* codes, const std::int32_t* targets,
                    float* losses, std::int64_t rows, cudaStream_t stream);
 

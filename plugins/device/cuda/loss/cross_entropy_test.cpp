@@ -18,8 +18,8 @@ TEST_CASE("a plan for a large vocabulary still launches after one for a small vo
   if (!pair.open) return;
   const CudaTraits gpu = facts_of_unit(0).cuda;
   // The first keeps 64 KiB of a row in shared memory, beyond what a kernel gets without asking; the second 8 KiB.
-  const CrossEntropy large = make_cross_entropy(DType::bf16, 32768, true, DType::bf16, gpu);
-  make_cross_entropy(DType::bf16, 8192 + 8, true, DType::bf16, gpu);
+  const CrossEntropy large = make_cross_entropy(DType::bf16, 32768, true, DType::bf16, 0, gpu);
+  make_cross_entropy(DType::bf16, 8192 + 8, true, DType::bf16, 0, gpu);
   auto zeros = [](std::size_t bytes) {
     void* memory = nullptr;
     QUERN_CUDA(cudaMalloc(&memory, bytes));

@@ -309,7 +309,6 @@ OpSupport query(const OpInstance& op, const CudaTraits& gpu) {
       .input(2, "targets", {x[0]}, DType::i32)
       .output(0, "token_loss", {x[0]}, DType::f32)
       .that(op.attributes.integer_or("chunk", 1) >= 1, "needs a chunk of at least 1 token")
-      .that(!op.attributes.has("cap"), "has no kernel on this device for soft caps of logits")
       .that(weight[0] >= 1 && x[1] >= 1, "needs a vocabulary and a width");
   if (train && check.ok()) {
     check.output(1, "dx", x).sum(2, "dweight", weight);
@@ -334,8 +333,9 @@ Launch prepare(const OpInstance& op, CudaContext& context) {
   prepared->whole = make_plans(context, loss, loss.chunk <= loss.tokens ? loss.chunk : 0);
   prepared->tail = make_plans(context, loss, loss.tail());
   bool gradient = loss.input_gradient || loss.weight_gradient;
-  prepared->cross_entropy = make_cross_entropy(loss.dtype, loss.vocabulary, gradient,
-                                               loss.quantized ? loss.gradient_format : loss.dtype, context.traits);
+  prepared->cross_entropy =
+      make_cross_entropy(loss.dtype, loss.vocabulary, gradient, loss.quantized ? loss.gradient_format : loss.dtype,
+                         static_cast<float>(op.attributes.real_or("cap", 0.0)), context.traits);
   prepared->cross_entropy.z_loss = static_cast<float>(op.attributes.real_or("z_loss", 0.0));
   prepared->cross_entropy.seed = static_cast<float>(op.attributes.real_or("seed", 1.0));
   if (loss.quantized) {

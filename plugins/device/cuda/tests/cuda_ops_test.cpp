@@ -118,6 +118,8 @@ TEST_CASE("lm_loss and its gradients, in one chunk and in several") {
   testkit::loss_cases(pair, large);
 }
 
+TEST_CASE("soft caps of logits, in the loss and outside it") { testkit::capped_logits_cases(open_pair()); }
+
 TEST_CASE("embedding_grad of tokens as uneven as words are") {
   DevicePair pair = open_pair();
   std::vector<std::int32_t> tokens;  // a third are seven frequent ones
