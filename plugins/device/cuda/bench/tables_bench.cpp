@@ -36,7 +36,7 @@ double cross_entropy_ms(Bench& bench, const ModelShape& m, std::int64_t rows) {
   const auto stream = static_cast<cudaStream_t>(bench.stream().handle);
   fill_random(logits.data(), logit_bytes, DType::bf16, 1, stream);
   bench.device().fill(targets.data(), 0, row_bytes, bench.stream());
-  const CrossEntropy plan = make_cross_entropy(DType::bf16, m.vocabulary, true, DType::f32, CudaTraits{});
+  const CrossEntropy plan = make_cross_entropy(DType::bf16, m.vocabulary, true, DType::f32, 0, CudaTraits{});
   return bench.median_ms(1, [&](int) {
     cross_entropy(plan, logits.data(), nullptr, reinterpret_cast<const std::int32_t*>(targets.data()),
                   reinterpret_cast<float*>(losses.data()), rows, stream);
