@@ -44,7 +44,7 @@ class Writer {
 class Check {
  public:
   Check(const Model& model, DType dtype, const std::vector<OpSpec>& custom_ops)
-      : traits_(model.traits()), parameters_(model.parameters()) {
+      : traits_(model.traits()), parameters_(model.parameters()), activation_(dtype) {
     check_parameters();
     const Writer writer(model, parameters_, dtype, custom_ops);
     const Shape stream = {Dim::tokens(), traits_.width};
@@ -54,6 +54,8 @@ class Check {
     if (targets == kNoValue) fault("head", "does not read the input targets");
     check_ends(head, stream, targets == kNoValue ? Shape{Dim::tokens()} : head[targets].shape);
     if (traits_.vocabulary < 2 && embed.find("tokens") != kNoValue) fault("traits", "tokens, and a vocabulary below 2");
+    check_dtypes(embed);
+    check_dtypes(head);
     check_uses(embed, {ParameterGroup::embedding});
     check_uses(head, {ParameterGroup::head, ParameterGroup::embedding});
     std::map<std::int64_t, std::string> kinds;  // kind -> its program
@@ -66,6 +68,7 @@ class Check {
                            std::to_string(kind->first));
       if (!fresh) continue;
       check_ends(block, stream, stream);
+      check_dtypes(block);
       check_uses(block, {ParameterGroup::block});
     }
     for (const ParameterSpec& spec : parameters_)
@@ -120,6 +123,20 @@ class Check {
         fault(program.name, "gives " + to_string(program[id].shape) + ", expected " + to_string(out));
   }
 
+  /// Matmuls have operands of one dtype, and weights are in that of activations, as the residual stream is. The CPU
+  /// device would take others too.
+  void check_dtypes(const Program& program) {
+    auto expect = [&](ValueId id, const std::string& what) {
+      if (program[id].dtype != activation_)
+        fault(program.name, what + " is " + std::string(name_of(program[id].dtype)) + ", expected " +
+                                std::string(name_of(activation_)) + ", the dtype of activations");
+    };
+    for (const Op& op : program.ops)
+      if (op.kind == "linear") expect(op.inputs[0], "operand " + program[op.inputs[0]].name + " of linear");
+    if (program.name != "head")
+      for (ValueId id : program.outputs) expect(id, "its output " + program[id].name);
+  }
+
   void check_uses(const Program& program, const std::set<ParameterGroup>& allowed) {
     for (const Value& value : program.values) {
       if (value.role != Role::parameter) continue;
@@ -132,6 +149,7 @@ class Check {
 
   ModelTraits traits_;
   std::vector<ParameterSpec> parameters_;
+  DType activation_;
   std::set<std::string> used_;
 };
 

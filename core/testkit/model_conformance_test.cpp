@@ -9,7 +9,19 @@ using namespace quern;
 
 namespace {
 
-enum class Fault { none, unused, wrong_group, wrong_width, layer_in_head, rows, twice, undeclared, kinds, row_order };
+enum class Fault {
+  none,
+  unused,
+  wrong_group,
+  wrong_width,
+  layer_in_head,
+  rows,
+  twice,
+  undeclared,
+  kinds,
+  row_order,
+  dtypes
+};
 
 class Faulty final : public Model {
  public:
@@ -32,6 +44,7 @@ class Faulty final : public Model {
   void block(ProgramBuilder& b, std::int64_t layer) const override {
     ValueId x = b.stream(fault_ == Fault::wrong_width ? 16 : 8);
     if (fault_ == Fault::kinds && layer == 2) x = b.scale(x, 2, "scaled");
+    if (fault_ == Fault::dtypes) x = b.op("cast", {x}, "wide", {{"dtype", std::string("f32")}})[0];
     b.output(fault_ == Fault::wrong_width ? b.swiglu(x, "half")
                                           : b.add(x, b.linear(x, fault_ == Fault::undeclared ? "v" : "w", "y"), "sum"));
   }
@@ -67,5 +80,7 @@ TEST_CASE("each fault is found and named") {
   CHECK(finds(Fault::twice, "Hugging Face name used twice: wte"));
   CHECK(finds(Fault::kinds, "block: layer 2 differs from an earlier one of the same block_kind, 0"));
   CHECK(finds(Fault::row_order, "row_order of h.{layer}.w is no order"));
+  CHECK(finds(Fault::dtypes, "block: operand wide of linear is f32, expected bf16"));
+  CHECK(finds(Fault::dtypes, "block: its output sum is f32, expected bf16"));
   CHECK(finds(Fault::undeclared, "uses a parameter that the model does not declare"));
 }

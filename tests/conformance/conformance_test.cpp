@@ -178,10 +178,10 @@ TEST_CASE("a sum in another order than it says") {
 }
 
 TEST_CASE("a communicator that keeps its faults to itself") {
-  check_broken(
-      "communicator", "silent",
-      {"abort", "a rank that is late", "a rank that is stopped", "a rank that is killed", "a rank that aborts"},
-      {"error() after abort()", "got nothing"});
+  check_broken("communicator", "silent",
+               {"abort", "a call that differs", "a call that a rank leaves out", "a rank that is late",
+                "a rank that is stopped", "a rank that is killed", "a rank that aborts"},
+               {"error() after abort()", "got nothing"});
 }
 
 TEST_CASE("an update op that looks at more than it states") {
@@ -285,17 +285,53 @@ TEST_CASE("rounding by chance with one draw for a row, and rounding that is alwa
   check_setting("precision", "draws_once", "draws=none", "rounding", "the mean is");
 }
 
-TEST_CASE("states that grow without bound, and sums that forget what was there") {
+TEST_CASE("states that grow without bound, and sums that forget what was there or always add") {
   check_sound(checked("model", "bad_state"));
   check_setting("model", "bad_state", "fault=1", "states", "finite numbers");
+  // Both own ops in f32 and in bf16; what is always added to is not in a checkpoint.
+  for (const auto& [fault, contracts] : {std::pair("fault=2", 2), std::pair("fault=3", 3)}) {
+    PluginHost host = run_host();
+    CheckOptions options;
+    options.settings = {fault};
+    const Report report = check(host, (kFolder / "model" / "libquern_bad_state.so").string(), options);
+    const std::string text = report.text();
+    CAPTURE(text);
+    CHECK(report.count(Verdict::broken) == contracts);
+    CHECK(text.find("bad_state_sums, output 0 that adds up") != std::string::npos);
+  }
+}
+
+TEST_CASE("an op that is right at some sizes only") {
+  check_sound(checked("model", "some_sizes"));
+  for (const auto& [fault, op] : {std::pair("fault=1", "pack_copy(f32(17, 43)"), std::pair("fault=2", "(2387, 43)")}) {
+    PluginHost host = run_host();
+    CheckOptions options;
+    options.settings = {fault};
+    const Report report = check(host, (kFolder / "model" / "libquern_some_sizes.so").string(), options);
+    const std::string text = report.text();
+    CAPTURE(text);
+    CHECK(report.count(Verdict::broken) == 2);  // own ops in f32 and in bf16
+    CHECK(text.find(op) != std::string::npos);
+  }
+}
+
+TEST_CASE("a maximum that passes over NaN") {
+  check_broken("communicator", "drops_nan", {"NaN in a maximum"}, {"all_reduce of maxima", "want nan"});
+}
+
+TEST_CASE("a communicator that says nothing of calls that differ or that a peer leaves out") {
   PluginHost host = run_host();
   CheckOptions options;
-  options.settings = {"fault=2"};
-  const Report report = check(host, (kFolder / "model" / "libquern_bad_state.so").string(), options);
+  options.settings = {"of_calls=true"};
+  const Report report = check(host, (kFolder / "communicator" / "libquern_silent.so").string(), options);
   const std::string text = report.text();
   CAPTURE(text);
-  CHECK(report.count(Verdict::broken) == 2);  // own ops in f32 and in bf16
-  CHECK(text.find("bad_state_sums, output 0 that adds up") != std::string::npos);
+  CHECK(report.count(Verdict::broken) == 2);
+  for (const char* contract : {"a call that differs", "a call that a rank leaves out"})
+    CHECK(std::any_of(report.findings().begin(), report.findings().end(), [&](const Finding& finding) {
+      return finding.contract == contract && finding.verdict == Verdict::broken &&
+             finding.detail.find("got nothing") != std::string::npos;
+    }));
 }
 
 TEST_CASE("expected values are written and compared, and a difference is named") {

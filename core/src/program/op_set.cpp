@@ -64,6 +64,16 @@ std::vector<ValueId> append_op(Program& program, const OpSet& ops, DType activat
     outputs[i].name = i == 0 || spec.outputs[i].empty() ? name : name + "." + spec.outputs[i];
   InferContext context{inputs, op.attributes, outputs, activation_dtype, op.kind};
   spec.infer(context);
+  for (const auto& [output, input] : spec.updates) {
+    const Value &made = outputs.at(static_cast<std::size_t>(output)),
+                *from = inputs.at(static_cast<std::size_t>(input));
+    if (from && (made.shape != from->shape || made.dtype != from->dtype))
+      throw Error(ErrorCode::config, {.where = "op " + op.kind + ", output " + std::to_string(output),
+                                      .what = "is operand " + std::to_string(input) + ", updated in place",
+                                      .found = std::string(name_of(made.dtype)) + " " + to_string(made.shape),
+                                      .expected = std::string(name_of(from->dtype)) + " " + to_string(from->shape),
+                                      .next = "correct infer or updates of its OpSpec"});
+  }
   op.outputs.clear();
   for (Value& output : outputs) op.outputs.push_back(program.add_value(std::move(output)));
   program.ops.push_back(op);

@@ -3,6 +3,7 @@
 
 #include <cmath>
 #include <cstring>
+#include <limits>
 #include <numeric>
 
 #include "conformance/communicator_group.h"
@@ -330,6 +331,43 @@ void send_and_receive(Joined& group, const Case& one) {
   trial.need_untouched(group);
 }
 
+/// NaN of any one rank is in the maximum, beside infinities and negative numbers; elsewhere it is the largest.
+int maximum_of_nan(Joined& group) {
+  constexpr std::int64_t kCount = 1021;
+  Communicator& c = *group.communicator;
+  const int size = c.size();
+  const Case one{.dtype = DType::f32, .counts = Sizes(static_cast<std::size_t>(size), kCount), .equal = true};
+  const std::int64_t whole = one.whole();
+  auto value = [&](int rank, std::int64_t i) {
+    if (i % (size + 2) == rank) return std::numeric_limits<double>::quiet_NaN();
+    if (i % 3 == 0) return -std::numeric_limits<double>::infinity();
+    return i % 31 == 1 ? std::numeric_limits<double>::infinity() : -1.0 - static_cast<double>((i + rank) % 5);
+  };
+  Bytes own(static_cast<std::size_t>(whole) * 4);
+  for (std::int64_t i = 0; i < whole; ++i) put_value(own, one.dtype, i, value(c.rank(), i));
+  auto need_maxima = [&](const Bytes& got, std::int64_t begin, const std::string& call) {
+    for (std::int64_t i = begin; i < begin + static_cast<std::int64_t>(got.size() / 4); ++i) {
+      const double element = value_of(got, one.dtype, i - begin);
+      double want = value(0, i);
+      for (int rank = 1; rank < size; ++rank) {
+        const double other = value(rank, i);
+        want = std::isnan(want) || other < want ? want : other;
+      }
+      need(std::isnan(want) ? std::isnan(element) : element == want, call + ", element " + std::to_string(i),
+           number(element), number(want));
+    }
+  };
+  const std::int64_t begin = one.before(c.rank());
+  Trial trial(group, one, whole, kCount);
+  trial.write(group, trial.in(), own);
+  c.reduce_scatter(trial.in(), trial.out(), {}, Reduction::maximum, group.stream);
+  need_maxima(trial.read(group, trial.out()), begin, "reduce_scatter of maxima");
+  c.all_reduce(trial.in(), Reduction::maximum, group.stream);
+  need_maxima(trial.read(group, trial.in()), 0, "all_reduce of maxima");
+  trial.need_untouched(group);
+  return 2;
+}
+
 /// Buffers are written again at once, while alternating ranks are ahead of each other.
 void again_and_again(Joined& group) {
   constexpr int kRounds = 60;
@@ -452,6 +490,7 @@ void check_collectives(Report& report, const Subject& subject, const std::vector
   add(
       "all_reduce maximum", [&](const Case& one) { return one.dtype == DType::f32 && apart(one); },
       [](Joined& group, const Case& one) { all_reduce(group, one, Reduction::maximum); });
+  report.contract("NaN in a maximum", [&] { return in_groups(subject, sizes, maximum_of_nan); });
   add("reduce_scatter", summed, reduce_scatter);
   add(
       "all_gather", [](const Case&) { return true; }, all_gather);

@@ -3,6 +3,8 @@
 
 #include <chrono>
 #include <csignal>
+#include <filesystem>
+#include <fstream>
 #include <thread>
 
 #include "conformance/communicator_group.h"
@@ -23,7 +25,6 @@ struct Setting {
   int ranks;
   bool watched;    // by a watchdog here, for communicators that need one
   double timeout;  // of groups that have to wait for it
-  double late;     // when their ranks have given up
   double soon;     // on a busy machine
 
   Setting(const Subject& about, int size) : subject(about), ranks(size) {
@@ -35,7 +36,6 @@ struct Setting {
     });
     const bool starts_fast = host[0].text == "yes";
     timeout = starts_fast ? 1 : 8;
-    late = 2.5 * timeout;
     soon = starts_fast ? 20 : 40;
   }
   double limit() const { return 2 * soon; }
@@ -43,18 +43,27 @@ struct Setting {
 
 void sleep(double seconds) { std::this_thread::sleep_for(std::chrono::duration<double>(seconds)); }
 
+/// A group did not get as far as what goes wrong, since its ranks did not come within the time-out.
+struct NotReady {
+  std::string text;
+};
+
 double since(Clock::time_point begin) { return std::chrono::duration<double>(Clock::now() - begin).count(); }
 
 /// A member of a group that is about to sum a buffer.
 struct Member {
   const Setting& setting;
+  std::filesystem::path folder;
+  double timeout;
   Joined group;
   Registered block;
   View view;
 
-  Member(const Setting& given, const std::string& folder, int rank, double timeout)
+  Member(const Setting& given, const std::string& meeting, int rank, double limit)
       : setting(given),
-        group(given.subject, folder, rank, given.ranks, timeout),
+        folder(meeting),
+        timeout(limit),
+        group(given.subject, meeting, rank, given.ranks, limit),
         block(group, kCount * 4),
         view{block.memory.data(), DType::f32, {kCount}} {}
 
@@ -64,7 +73,9 @@ struct Member {
     group.device->fill(block.memory.data(), 0, block.memory.bytes(), group.stream);
     sum();
     group.device->synchronize(group.stream);
-    need(!communicator().error(), "error() before anything goes wrong", communicator().error().value_or(""), "nothing");
+    if (const auto fault = communicator().error())
+      throw Error(ErrorCode::communication, {.where = "error() before anything goes wrong", .what = *fault});
+    group.hosts.exchange("");  // a rank that is ahead may cause the fault
   }
   /// Waits for the stream, which must go on, and returns the fault.
   std::string fault() {
@@ -72,7 +83,7 @@ struct Member {
     std::jthread watchdog;
     if (setting.watched)
       watchdog = std::jthread([this] {
-        sleep(setting.timeout);
+        sleep(timeout);
         communicator().abort();
       });
     group.device->synchronize(group.stream);
@@ -81,6 +92,16 @@ struct Member {
     const std::optional<std::string> fault = communicator().error();
     need(fault.has_value(), "error() after a collective that could not be done", "nothing", "a fault");
     return *fault;
+  }
+  std::filesystem::path gave_up(int rank) const { return folder / ("gave_up_" + std::to_string(rank)); }
+  void wait_until_others_gave_up() const {
+    const auto begin = Clock::now();
+    auto all = [&] {
+      for (int rank = 0; rank < setting.ranks; ++rank)
+        if (rank != kCulprit && !std::filesystem::exists(gave_up(rank))) return false;
+      return true;
+    };
+    while (!all() && since(begin) < setting.soon) sleep(0.02);
   }
   /// After a fault calls do nothing and a barrier says so.
   void need_ended() {
@@ -93,21 +114,46 @@ struct Member {
   }
 };
 
-/// Runs `culprit` on one rank and expects of the others that they name it; returns what one says.
-std::string named(const Setting& setting, double timeout, const std::function<std::string(Member&)>& culprit) {
+using Action = std::function<std::string(Member&)>;
+
+/// Of a group that could not be made or could not sum: all its ranks do nothing else that ends in such an error.
+void need_ready(const std::vector<RankOutcome>& outcomes) {
+  for (const RankOutcome& outcome : outcomes)
+    if (outcome.kind == RankOutcome::Kind::threw && outcome.code == ErrorCode::communication)
+      throw NotReady{outcome.text};
+}
+
+/// Groups whose ranks have to wait for the time-out have a short one, and on a busy machine ranks may not come together
+/// within it: then again with a longer one.
+std::string with_time(const Setting& setting, const std::function<std::string(double timeout)>& contract) {
+  constexpr int kAttempts = 3;
+  double timeout = setting.timeout;
+  for (int attempt = 1;; ++attempt, timeout *= 3) try {
+      return contract(timeout);
+    } catch (const NotReady& fault) {
+      if (attempt == kAttempts) broken("a group without a fault", fault.text, "to sum");
+    }
+}
+
+/// Runs `culprit` on one rank and expects of the others, which do `call`, that they name it; returns what one says.
+std::string named(
+    const Setting& setting, double timeout, const Action& culprit,
+    const std::function<void(Member&)>& call = [](Member& member) { member.sum(); }) {
   const RankDirectory scratch(setting.subject, setting.ranks);
-  const auto outcomes = run_ranks(setting.ranks, setting.limit(), [&](int rank) -> std::string {
+  const auto outcomes = run_ranks(setting.ranks, setting.limit() + timeout, [&](int rank) -> std::string {
     // Never destroyed: an end in good order is not what this is about.
     Member& member = *new Member(setting, scratch.path(), rank, timeout);
     member.good_sum();
     if (rank == kCulprit) return culprit(member);
-    member.sum();
+    call(member);
     std::string fault = member.fault();
+    std::ofstream(member.gave_up(rank)) << fault;
     const std::string name = "rank " + std::to_string(kCulprit);
     need(setting.watched || fault.find(name) != std::string::npos, "error()", fault, "a text that names " + name);
     member.need_ended();
     return fault;
   });
+  need_ready(outcomes);
   for (int rank = 0; rank < setting.ranks; ++rank) {
     const RankOutcome& outcome = outcomes[static_cast<std::size_t>(rank)];
     if (rank != kCulprit)
@@ -117,23 +163,61 @@ std::string named(const Setting& setting, double timeout, const std::function<st
   return outcomes[0].text;
 }
 
-std::string late(const Setting& setting) {
-  return named(setting, setting.timeout, [&](Member& member) -> std::string {
-    sleep(setting.late);
+std::string late(const Setting& setting, double timeout) {
+  return named(setting, timeout, [&](Member& member) -> std::string {
+    member.wait_until_others_gave_up();
     member.sum();
     member.fault();
     return "";
   });
 }
 
-std::string stopped(const Setting& setting) {
-  return named(setting, setting.timeout, [](Member&) -> std::string {
+/// The others wait for a message that the rank never sends; it goes on to a barrier.
+std::string left_out(const Setting& setting, double timeout) {
+  auto receives = [](Member& member) { member.communicator().receive(member.view, kCulprit, member.group.stream); };
+  return named(
+      setting, timeout,
+      [](Member& member) -> std::string {
+        need_refusal("barrier() while the others wait for a message", ErrorCode::communication,
+                     [&] { member.communicator().barrier(); });
+        return "";
+      },
+      receives);
+}
+
+/// A rank that sums fewer elements than the others, and one that gathers where they sum.
+std::string differs(const Setting& setting, double timeout) {
+  if (setting.watched) return "not of one that needs a watchdog";
+  auto calls = [&](const std::function<void(Member&)>& other) {
+    return named(setting, timeout, [&](Member& member) -> std::string {
+      other(member);
+      const std::string fault = member.fault();
+      need(fault.find("rank ") != std::string::npos, "error() of the rank that differs", fault,
+           "a text that names one");
+      member.need_ended();
+      return "";
+    });
+  };
+  const std::string text = calls([](Member& member) {
+    member.communicator().all_reduce({member.view.data, DType::f32, {kCount / 2}}, Reduction::sum, member.group.stream);
+  });
+  calls([&](Member& member) {
+    const std::int64_t slab = kCount / setting.ranks;
+    auto* own = member.view.as<float>() + slab * kCulprit;
+    member.communicator().all_gather({own, DType::f32, {slab}}, {member.view.data, DType::f32, {slab * setting.ranks}},
+                                     {}, member.group.stream);
+  });
+  return text;
+}
+
+std::string stopped(const Setting& setting, double timeout) {
+  return named(setting, timeout, [](Member&) -> std::string {
     ::raise(SIGSTOP);
     return "";
   });
 }
 
-std::string killed(const Setting& setting) {
+std::string killed(const Setting& setting, double) {
   return named(setting, kPatience, [](Member&) -> std::string {
     sleep(0.1);  // until the others wait
     ::raise(SIGKILL);
@@ -141,7 +225,7 @@ std::string killed(const Setting& setting) {
   });
 }
 
-std::string aborted(const Setting& setting) {
+std::string aborted(const Setting& setting, double) {
   return named(setting, kPatience, [&](Member& member) -> std::string {
     Communicator& communicator = member.communicator();
     std::jthread other([&communicator] {
@@ -158,25 +242,29 @@ std::string aborted(const Setting& setting) {
 }
 
 /// A rank that does not come to the barrier, and one that does not connect.
-std::string missing(const Setting& setting) {
-  const double absent = 1.5 * setting.timeout;
+std::string missing(const Setting& setting, double timeout) {
+  const double absent = 1.5 * timeout;
   for (const bool comes : {true, false}) {
     const RankDirectory scratch(setting.subject, setting.ranks);
-    const auto outcomes = run_ranks(setting.ranks, setting.limit(), [&](int rank) -> std::string {
+    const auto outcomes = run_ranks(setting.ranks, setting.limit() + absent, [&](int rank) -> std::string {
       if (rank == kCulprit && !comes) {
-        const HostGroup hosts(rank, setting.ranks, MeetingPoint::in(scratch.path(), "", true), setting.timeout);
+        const HostGroup hosts(rank, setting.ranks, MeetingPoint::in(scratch.path(), "", true), timeout);
         return sleep(absent), "";
       }
-      Joined& group = *new Joined(setting.subject, scratch.path(), rank, setting.ranks, setting.timeout);
+      if (!comes) {
+        const auto connect = [&] { new Joined(setting.subject, scratch.path(), rank, setting.ranks, timeout); };
+        return need_refusal("connect() without a rank", ErrorCode::communication, connect);
+      }
+      Joined& group = *new Joined(setting.subject, scratch.path(), rank, setting.ranks, timeout);
       if (rank == kCulprit) return sleep(absent), "";
-      group.communicator->barrier();
-      return "";
+      return need_refusal("barrier() without a rank", ErrorCode::communication, [&] { group.communicator->barrier(); });
     });
+    need_ready(outcomes);
     for (int rank = 0; rank < setting.ranks; ++rank) {
       const RankOutcome& outcome = outcomes[static_cast<std::size_t>(rank)];
       if (rank != kCulprit)
-        need(outcome.kind == RankOutcome::Kind::threw && outcome.code == ErrorCode::communication,
-             comes ? "barrier() without a rank" : "connect() without a rank", outcome.text, "a communication error");
+        need(outcome.kind == RankOutcome::Kind::returned, "rank " + std::to_string(rank), outcome.text,
+             "a communication error");
     }
     if (!comes) return outcomes[0].text;
   }
@@ -211,9 +299,14 @@ std::string refuses(const Setting& setting) {
 
 void check_communicator_faults(Report& report, const Subject& subject, int ranks) {
   auto add = [&](const char* name, auto contract) {
-    report.contract(name, [&] { return contract(Setting(subject, ranks)); });
+    report.contract(name, [&] {
+      const Setting setting(subject, ranks);
+      return with_time(setting, [&](double timeout) { return contract(setting, timeout); });
+    });
   };
-  add("wrong calls", refuses);
+  report.contract("wrong calls", [&] { return refuses(Setting(subject, ranks)); });
+  add("a call that differs", differs);
+  add("a call that a rank leaves out", left_out);
   add("a rank that is late", late);
   add("a rank that is stopped", stopped);
   add("a rank that is killed", killed);

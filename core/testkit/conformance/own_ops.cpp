@@ -4,6 +4,7 @@
 #include <cmath>
 #include <cstring>
 #include <deque>
+#include <optional>
 #include <set>
 
 #include "base/format.h"
@@ -40,6 +41,8 @@ OpComparison comparison_of(const OpInstance& op, const std::vector<PoisonedTenso
     const Operand& output = op.outputs[o];
     if (over && over->first == static_cast<int>(o))
       made.update(static_cast<std::size_t>(over->second), {});
+    else if (output.present && output.accumulate)
+      made.sum(output.dtype, output.extents, {});
     else
       output.present ? made.out(output.dtype, output.extents, {}) : made.unread(output.dtype, output.extents);
   }
@@ -148,31 +151,6 @@ void need_same_bits(const OpInstance& op, Device& device) {
   }
 }
 
-/// An output that adds up has what was there before and the value of the same op that does not.
-void check_sums(const OpInstance& op, Device& device) {
-  OpInstance alone = op;
-  for (Operand& output : alone.outputs) output.accumulate = false;
-  if (!device.query(alone).refusal.empty()) return;
-  const std::vector<PoisonedTensor> inputs = operands_of(op, 5);
-  std::vector<View> views;
-  for (std::size_t i = 0; i < inputs.size(); ++i) views.push_back(op.inputs[i].present ? inputs[i].view() : View{});
-  const auto got = testkit::launch_once(device, op, views), added = testkit::launch_once(device, alone, views);
-  for (std::size_t o = 0; o < op.outputs.size(); ++o) {
-    const Operand& output = op.outputs[o];
-    if (!output.present || !output.accumulate) continue;
-    PoisonedTensor before(output.dtype, output.extents);
-    testkit::fill_added_to(device, before.view(), device.stream(StreamKind::compute));
-    device.synchronize(device.stream(StreamKind::compute));
-    std::vector<float> want = before.floats();
-    const std::vector<float> more = added[o].floats();
-    for (std::size_t i = 0; i < want.size(); ++i) want[i] += more[i];
-    const std::string differs =
-        testkit::mismatch(got[o].floats(), want, output.dtype == DType::bf16 ? 0x1p-7 : 1e-5, 1e-5);
-    need(differs.empty(), op.kind + ", output " + std::to_string(o) + " that adds up", differs,
-         "what was there, and the op's value");
-  }
-}
-
 void check_form(const OpInstance& op, const OpSpec& spec, Device& device) {
   const std::vector<PoisonedTensor> inputs = operands_of(op, 5);
   const OpComparison comparison = comparison_of(op, inputs);
@@ -201,6 +179,116 @@ void check_form(const OpInstance& op, const OpSpec& spec, Device& device) {
   need_same_bits(op, device);
 }
 
+/// An output that adds up has what was there before and the value of the same op that does not, which is checked too.
+void check_sums(const OpInstance& op, const OpInstance& alone, Device& device) {
+  const std::vector<PoisonedTensor> inputs = operands_of(op, 5);
+  const OpComparison::Results got = results_of(comparison_of(op, inputs), device, ""),
+                              added = results_of(comparison_of(alone, inputs), device, "");
+  std::uint64_t sums = 0;
+  for (std::size_t o = 0; o < op.outputs.size(); ++o) {
+    const Operand& output = op.outputs[o];
+    if (!output.present || !output.accumulate) continue;
+    std::vector<float> want = testkit::normal(output.dtype, output.extents, 1000 + sums++).floats();
+    const std::vector<float> more = added[o].floats();
+    float largest = 1;
+    for (std::size_t i = 0; i < want.size(); ++i) want[i] += more[i], largest = std::max(largest, std::fabs(want[i]));
+    const std::string differs =
+        testkit::mismatch(got[o].floats(), want, output.dtype == DType::bf16 ? 0x1p-7 : 1e-5, 1e-5 * largest);
+    need(differs.empty(), op.kind + ", output " + std::to_string(o) + " that adds up", differs,
+         "what was there, and the op's value");
+  }
+}
+
+bool adds_up(const OpInstance& op) {
+  return std::any_of(op.outputs.begin(), op.outputs.end(), [](const Operand& output) { return output.accumulate; });
+}
+
+OpInstance without_sums(OpInstance op) {
+  for (Operand& output : op.outputs) output.accumulate = false;
+  return op;
+}
+
+/// The device and the kernel take it; a kernel may refuse a form when it is prepared.
+bool takes(const OpInstance& op, Device& device) {
+  if (!device.query(op).refusal.empty()) return false;
+  try {
+    return device.prepare(op) != nullptr;
+  } catch (const Error&) {
+    return false;
+  }
+}
+
+void check_op(const OpInstance& op, const OpSpec& spec, Device& device) {
+  const OpInstance alone = without_sums(op);
+  if (!adds_up(op) || takes(alone, device)) check_form(alone, spec, device);
+  if (adds_up(op) && takes(alone, device)) check_sums(op, alone, device);
+}
+
+/// Extents of operands as dimensions of the micro-batch, so that they hold for another one.
+Shape shape_of(const Operand& operand, const Geometry& geometry) {
+  Shape shape;
+  for (const std::int64_t extent : operand.extents)
+    shape.push_back(extent == geometry.tokens()                      ? Dim::tokens()
+                    : extent == geometry.batch && geometry.batch > 1 ? Dim::rows()
+                                                                     : Dim(extent));
+  return shape;
+}
+
+/// The op on inputs of these shapes, as its OpSpec says; none where it refuses them.
+std::optional<OpInstance> inferred(OpInstance op, const OpSpec& spec, const std::vector<Shape>& shapes,
+                                   const Geometry& geometry, DType activation) {
+  std::vector<Value> inputs(op.inputs.size()), outputs(op.outputs.size());
+  std::vector<const Value*> present;
+  for (std::size_t i = 0; i < inputs.size(); ++i) {
+    inputs[i].shape = shapes[i], inputs[i].dtype = op.inputs[i].dtype;
+    present.push_back(op.inputs[i].present ? &inputs[i] : nullptr);
+    if (op.inputs[i].present) op.inputs[i].extents = extents_at(shapes[i], geometry);
+  }
+  try {
+    InferContext context{present, op.attributes, outputs, activation, op.kind};
+    spec.infer(context);
+  } catch (const Error&) {
+    return std::nullopt;
+  }
+  for (std::size_t o = 0; o < outputs.size(); ++o) {
+    op.outputs[o].dtype = outputs[o].dtype;
+    op.outputs[o].extents = extents_at(outputs[o].shape, geometry);
+  }
+  op.geometry = geometry;
+  return op;
+}
+
+/// The op for another micro-batch, and with `columns` in place of the smallest fixed extent of its operands and
+/// multiples of it alike. None where the OpSpec refuses that, where attributes may state sizes, or where extents are
+/// related in another way.
+std::optional<OpInstance> resized(const OpInstance& op, const OpSpec& spec, const Geometry& geometry,
+                                  std::int64_t columns) {
+  for (const auto& [name, value] : op.attributes.all())
+    if (std::holds_alternative<std::int64_t>(value) || std::holds_alternative<std::vector<double>>(value))
+      return std::nullopt;
+  std::vector<Shape> shapes;
+  std::set<std::int64_t> sizes;
+  for (const Operand& input : op.inputs) {
+    shapes.push_back(shape_of(input, op.geometry));
+    for (const Dim& dim : shapes.back()) {
+      if (!dim.is_fixed() || dim.fixed <= 1) continue;
+      if (!is_float(input.dtype)) return std::nullopt;
+      sizes.insert(dim.fixed);
+    }
+  }
+  if (std::any_of(sizes.begin(), sizes.end(), [&](std::int64_t size) { return size % *sizes.begin() != 0; }))
+    return std::nullopt;
+  for (const DType activation : {DType::f32, DType::bf16}) {
+    const auto same = inferred(op, spec, shapes, op.geometry, activation);
+    if (!same || same->outputs != op.outputs) continue;
+    for (Shape& shape : shapes)
+      for (Dim& dim : shape)
+        if (dim.is_fixed() && dim.fixed > 1) dim = Dim(dim.fixed / *sizes.begin() * columns);
+    return inferred(op, spec, shapes, geometry, activation);
+  }
+  return std::nullopt;
+}
+
 }  // namespace
 
 std::string check_own_ops(const Subject& subject, const Plan& plan) {
@@ -208,17 +296,21 @@ std::string check_own_ops(const Subject& subject, const Plan& plan) {
   const std::vector<OpSpec> own = subject.host.ops();
   std::set<std::string> kinds;
   std::vector<OpInstance> seen;
+  int others = 0;
   for (const Task& task : plan.schedules.tasks) {
     auto spec =
         std::find_if(own.begin(), own.end(), [&](const OpSpec& known) { return known.kind == task.instance.kind; });
-    const bool sums = std::any_of(task.instance.outputs.begin(), task.instance.outputs.end(),
-                                  [](const Operand& output) { return output.accumulate; });
     if (spec == own.end() || std::find(seen.begin(), seen.end(), task.instance) != seen.end()) continue;
     seen.push_back(task.instance);
-    sums ? check_sums(task.instance, *device) : check_form(task.instance, *spec, *device);
+    check_op(task.instance, *spec, *device);
+    // 17 x 43, which no vector's width divides, and 102,641 elements, more than 16 bits count.
+    for (const Geometry& geometry : {Geometry{1, 17}, Geometry{341, 7}})
+      if (const auto other = resized(task.instance, *spec, geometry, 43); other && takes(*other, *device))
+        check_op(*other, *spec, *device), ++others;
     kinds.insert(task.instance.kind);
   }
-  return std::to_string(seen.size()) + " forms of " + format_list({kinds.begin(), kinds.end()});
+  return std::to_string(seen.size()) + " forms of " + format_list({kinds.begin(), kinds.end()}) + ", " +
+         std::to_string(others) + " of other sizes";
 }
 
 }  // namespace quern::conformance

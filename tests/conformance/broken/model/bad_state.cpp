@@ -1,5 +1,5 @@
 // Faults in a state that an op advances, the running mean of the final norm: 1 multiplies it until it is
-// infinite, 2 drops the sums of earlier micro-batches.
+// infinite, 2 drops the sums of earlier micro-batches, 3 adds to what is there where it should not.
 #include <algorithm>
 
 #include "plain.h"
@@ -17,7 +17,7 @@ struct Options {
 
 OptionTable<Options> options() {
   OptionTable<Options> t;
-  t.add("fault", &Options::fault, "0: nothing, 1: grows, 2: forgets").at_least(0).at_most(2);
+  t.add("fault", &Options::fault, "0: nothing, 1: grows, 2: forgets, 3: always adds").at_least(0).at_most(3);
   return t;
 }
 
@@ -40,7 +40,7 @@ class State final : public Kernel {
       return;
     }
     double* sums = out[0].as<double>();
-    if (!add_ || fault_ == 2) std::fill_n(sums, columns + 1, 0.0);
+    if ((!add_ && fault_ != 3) || fault_ == 2) std::fill_n(sums, columns + 1, 0.0);
     for (std::int64_t i = 0; i < in[0].count(); ++i)
       sums[i % columns] +=
           in[0].dtype == DType::f32 ? in[0].as<float>()[i] : bf16_to_float(in[0].as<std::uint16_t>()[i]);
