@@ -201,6 +201,23 @@ void conversion_cases(const OpRunner& runner) {
   }
 }
 
+void scaled_cast_cases(const OpRunner& runner) {
+  struct Case {
+    std::int64_t rows, columns, images, channels;
+  };
+  for (const Case& c : {Case{1, 1, 1, 1}, Case{9, 48, 3, 3}, Case{17, 43, 1, 1}, Case{130, 588, 65, 3}})
+    for (DType to : {kF32, kBf16}) {
+      PoisonedTensor bytes(DType::u8, {c.rows, c.columns});
+      for (std::int64_t i = 0; i < bytes.view().count(); ++i)
+        bytes.view().as<std::uint8_t>()[i] = static_cast<std::uint8_t>(i * 7 + i / 256);
+      OpComparison("cast", {{"dtype", std::string(name_of(to))}})
+          .in(std::move(bytes))
+          .in(normal(kF32, {c.images, 2 * c.channels}, 3))
+          .out(to, {c.rows, c.columns}, {})
+          .run(runner);
+    }
+}
+
 void loss_cases(const OpRunner& runner, std::span<const LossShape> shapes) {
   for (const LossShape& s : shapes) {
     for (DType dtype : kDtypes) {

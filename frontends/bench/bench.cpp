@@ -46,6 +46,11 @@ void add_random(Batch& batch, const Value& input, const Geometry& geometry, std:
       values.push_back(std::sqrt(-2 * std::log(unit(2 * i))) * std::cos(6.2831853f * unit(2 * i + 1)));
     return batch.set(input.name, std::span<const float>(values));
   }
+  if (input.dtype == DType::u8) {
+    std::vector<std::uint8_t> bytes;
+    for (std::int64_t i = 0; i < count; ++i) bytes.push_back(static_cast<std::uint8_t>(255 * unit(i)));
+    return batch.set(input.name, std::span<const std::uint8_t>(bytes));
+  }
   std::vector<std::int32_t> values;
   const auto below = static_cast<float>(std::max<std::int64_t>(input.below, 1));
   for (std::int64_t i = 0; i < count; ++i) values.push_back(static_cast<std::int32_t>(0.999f * unit(i) * below));

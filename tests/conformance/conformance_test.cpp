@@ -247,8 +247,9 @@ TEST_CASE("a store that passes over a put of one byte") {
 }
 
 TEST_CASE("calls that leave memory or files behind") {
-  check_setting("offload", "leaks", "files=false", "calls leave nothing", "heap after 1000 times put, get and flush");
-  check_setting("offload", "leaks", "files=true", "calls leave nothing", "open files after 1000 times");
+  check_setting("offload", "leaks", "kept=memory", "calls leave nothing", "heap after 1000 times put and get");
+  check_setting("offload", "leaks", "kept=unflushed", "calls leave nothing", "heap after 1000 times put and get");
+  check_setting("offload", "leaks", "kept=files", "calls leave nothing", "open files after 1000 times");
 }
 
 TEST_CASE("a log sink that loses its events where it cannot write") {

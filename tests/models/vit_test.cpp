@@ -140,6 +140,42 @@ TEST_CASE("vision transformers agree with timm: logits, loss and every gradient"
   }
 }
 
+TEST_CASE("pixels as bytes give the losses of the numbers that they stand for, to the bit") {
+  const fs::path folder = QUERN_SOURCE_DIR "/tests/image_goldens/vit_token";
+  const std::unique_ptr<Device> device = cpu_device();
+  const Golden golden(folder);
+  OptionValues values;
+  values.set("config", folder.string());
+  values.set("pixels", std::string("u8"));
+  const auto of_bytes = plugin_host().create<Model>("vit", values);
+  const auto channels = static_cast<std::size_t>(golden.patch[1]), rows = golden.batch.targets.size();
+  const std::size_t count = golden.batch.inputs.at("pixels").size() / sizeof(float),
+                    part = static_cast<std::size_t>(golden.patch[2] * golden.patch[3]);
+  std::vector<float> scale, numbers;
+  for (std::size_t i = 0; i < rows * 2 * channels; ++i) scale.push_back(0.001f * static_cast<float>(1 + i));
+  std::vector<std::uint8_t> bytes;
+  for (std::size_t i = 0; i < count; ++i) {
+    bytes.push_back(static_cast<std::uint8_t>(i * 7 + i / 256));
+    const float* row = &scale[i / (count / rows) * 2 * channels];
+    const std::size_t channel = i / part % channels;
+    numbers.push_back(static_cast<float>(bytes.back()) * row[channel] + row[channels + channel]);
+  }
+  auto loss = [&](const Model& model, const Batch& batch, DType dtype) {
+    const auto engine = golden.engine(model, *device, testkit::PlainPrecision(dtype), true);
+    import_weights(*engine, folder.string());
+    engine->micro_step(batch, {});
+    return engine->result().loss.loss_sum;
+  };
+  Batch sent = golden.batch, wide = golden.batch;
+  sent.set("pixels", std::span<const std::uint8_t>(bytes));
+  sent.set("pixel_scale", std::span<const float>(scale));
+  wide.set("pixels", std::span<const float>(numbers));
+  for (const DType dtype : {DType::f32, DType::bf16})
+    CHECK(loss(*of_bytes, sent, dtype) == loss(*golden.model, wide, dtype));
+  sent.inputs.erase("pixel_scale");
+  CHECK_THROWS_WITH_AS(loss(*of_bytes, sent, DType::f32), doctest::Contains("pixel_scale"), Error);
+}
+
 TEST_CASE("an export of a vision transformer has timm's names, shapes and values") {
   const fs::path folder = QUERN_SOURCE_DIR "/tests/image_goldens/vit_token";
   const TestDirectory directory;

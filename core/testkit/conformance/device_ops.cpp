@@ -239,6 +239,7 @@ const std::vector<OpFamily>& op_families() {
       {"matmul of 8 bits", testkit::matmul_8bit_cases},
       {"matmul of 8 bits, forms", testkit::matmul_8bit_form_cases},
       {"transpose, cast", testkit::conversion_cases},
+      {"cast of bytes", testkit::scaled_cast_cases},
       {"embedding", testkit::embedding_cases},
       {"tokens and rows", testkit::token_rows_cases},
       {"class_loss", testkit::class_loss_cases},

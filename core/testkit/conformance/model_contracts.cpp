@@ -299,6 +299,8 @@ void change_inputs(const Plan& plan, Batch& batch, std::int64_t token) {
     const std::int64_t end = begin + (of_token ? size : in_row * size);
     if (input.dtype == DType::f32)
       change<float>(bytes, begin, end, [](float x) { return x + 1; });
+    else if (input.dtype == DType::u8)
+      change<std::uint8_t>(bytes, begin, end, [](std::uint8_t x) { return static_cast<std::uint8_t>(x ^ 1); });
     else
       change<std::int32_t>(bytes, begin, end,
                            [&](std::int32_t x) { return static_cast<std::int32_t>((x + 1) % input.below); });

@@ -97,6 +97,11 @@ Batch random_batch(const Plan& plan, std::uint64_t seed) {
       continue;
     if (input.dtype == DType::f32) {
       batch.set(input.name, std::span<const float>(testkit::random_normal(count, seed)));
+    } else if (input.dtype == DType::u8) {
+      std::vector<std::uint8_t> values;
+      for (std::int64_t i = 0; i < count; ++i)
+        values.push_back(static_cast<std::uint8_t>(7 * i + i / 256 + static_cast<std::int64_t>(seed)));
+      batch.set(input.name, std::span<const std::uint8_t>(values));
     } else if (input.dtype == DType::i32) {
       std::vector<std::int32_t> values = integers_of(input, count, seed);
       if (targets) {
@@ -106,7 +111,7 @@ Batch random_batch(const Plan& plan, std::uint64_t seed) {
         batch.set(input.name, std::span<const std::int32_t>(values));
       }
     } else {
-      throw Skipped{"input " + input.name + " is of neither f32 nor i32"};
+      throw Skipped{"input " + input.name + " is of none of f32, i32 and u8"};
     }
   }
   return batch;

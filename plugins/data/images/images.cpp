@@ -23,6 +23,20 @@ namespace {
   throw Error(ErrorCode::config, {.where = key, .what = what, .found = found, .expected = expected});
 }
 
+/// What of(value, channel) makes of each value, patch by patch.
+template <class T, class Of>
+void cut(const std::vector<float>& values, const Options& options, bool flipped, T* patches, const Of& of) {
+  const std::int64_t size = options.size, patch = options.patch, channels = options.channels;
+  for (std::int64_t top = 0; top < size; top += patch)
+    for (std::int64_t left = 0; left < size; left += patch)
+      for (std::int64_t c = 0; c < channels; ++c)
+        for (std::int64_t y = top; y < top + patch; ++y)
+          for (std::int64_t x = left; x < left + patch; ++x) {
+            const std::int64_t at = y * size + (flipped ? size - 1 - x : x);
+            *patches++ = of(values[static_cast<std::size_t>(at * channels + c)], static_cast<std::size_t>(c));
+          }
+}
+
 class Source final : public SkippingSource {
  public:
   Source(const Options& options, const DataRequest& request, Folder folder)
@@ -42,9 +56,8 @@ class Source final : public SkippingSource {
   std::int64_t epoch_tokens() const override { return count() * geometry_.sequence; }
 
   void next(Batch& batch) override {
-    const std::int64_t values = o_.channels * o_.patch * o_.patch;
     batch = {};
-    std::vector<float> pixels(static_cast<std::size_t>(geometry_.batch * patches_ * values)), weights;
+    std::vector<float> weights;
     std::vector<std::int64_t> numbers;
     for (std::int64_t row = 0; row < geometry_.batch; ++row) {
       numbers.push_back(next_++);
@@ -55,13 +68,15 @@ class Source final : public SkippingSource {
       weights.push_back(balance_[static_cast<std::size_t>(item.label)]);
       for (std::int64_t i = 0; i < geometry_.sequence; ++i) batch.positions.push_back(static_cast<std::int32_t>(i));
     }
-    std::vector<const Folder::Item*> items;
-    for (const std::int64_t number : numbers) items.push_back(&item_of(number));
-    in_threads(geometry_.batch, [&](std::int64_t row) {
-      const auto at = static_cast<std::size_t>(row);
-      draw(*items[at], numbers[at], pixels.data() + row * patches_ * values);
-    });
-    batch.set("pixels", std::span<const float>(pixels));
+    o_.pixels == "u8" ? draw_pixels<std::uint8_t>(numbers, batch) : draw_pixels<float>(numbers, batch);
+    if (o_.pixels == "u8") {
+      std::vector<float> scale;
+      for (std::int64_t row = 0; row < geometry_.batch; ++row)
+        for (const bool factor : {true, false})
+          for (std::size_t c = 0; c < static_cast<std::size_t>(o_.channels); ++c)
+            scale.push_back(static_cast<float>(factor ? 1 / (255 * o_.deviation[c]) : -o_.mean[c] / o_.deviation[c]));
+      batch.set("pixel_scale", std::span<const float>(scale));
+    }
     if (o_.balanced) batch.set("weights", std::span<const float>(weights));
   }
 
@@ -108,7 +123,21 @@ class Source final : public SkippingSource {
     return item_of(number);
   }
 
-  void draw(const Folder::Item& item, std::int64_t number, float* patches) const {
+  template <class T>
+  void draw_pixels(const std::vector<std::int64_t>& numbers, Batch& batch) {
+    const std::int64_t values = patches_ * o_.channels * o_.patch * o_.patch;
+    std::vector<T> pixels(static_cast<std::size_t>(geometry_.batch * values));
+    std::vector<const Folder::Item*> items;
+    for (const std::int64_t number : numbers) items.push_back(&item_of(number));
+    in_threads(geometry_.batch, [&](std::int64_t row) {
+      const auto at = static_cast<std::size_t>(row);
+      draw(*items[at], numbers[at], pixels.data() + row * values);
+    });
+    batch.set("pixels", std::span<const T>(pixels));
+  }
+
+  template <class T>
+  void draw(const Folder::Item& item, std::int64_t number, T* patches) const {
     const Image image = read_image(item.path, o_.channels);
     double draws[8];
     for (std::uint64_t i = 0; i < 8; ++i)
@@ -177,18 +206,14 @@ Box middle(const Image& image, double share) {
 }
 
 void cut_into_patches(const std::vector<float>& values, const Options& options, bool flipped, float* patches) {
-  const std::int64_t size = options.size, patch = options.patch, channels = options.channels;
-  for (std::int64_t top = 0; top < size; top += patch)
-    for (std::int64_t left = 0; left < size; left += patch)
-      for (std::int64_t c = 0; c < channels; ++c) {
-        const auto mean = static_cast<float>(options.mean[static_cast<std::size_t>(c)]);
-        const auto deviation = static_cast<float>(options.deviation[static_cast<std::size_t>(c)]);
-        for (std::int64_t y = top; y < top + patch; ++y)
-          for (std::int64_t x = left; x < left + patch; ++x) {
-            const std::int64_t at = y * size + (flipped ? size - 1 - x : x);
-            *patches++ = (values[static_cast<std::size_t>(at * channels + c)] / 255.0f - mean) / deviation;
-          }
-      }
+  cut(values, options, flipped, patches, [&](float value, std::size_t c) {
+    return (value / 255.0f - static_cast<float>(options.mean[c])) / static_cast<float>(options.deviation[c]);
+  });
+}
+
+void cut_into_patches(const std::vector<float>& values, const Options& options, bool flipped, std::uint8_t* patches) {
+  cut(values, options, flipped, patches,
+      [](float value, std::size_t) { return static_cast<std::uint8_t>(std::lround(std::clamp(value, 0.0f, 255.0f))); });
 }
 
 Images::Images(const Options& options) : o_(options) {

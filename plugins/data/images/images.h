@@ -2,6 +2,8 @@
 // Rows of a micro-batch that are images, cut into patches:
 //   pixels (N - K B, channels patch patch) f32    positions (N), 0 to S - 1 in each row    targets (B), the class
 //   weights (B) f32, if classes are balanced
+// With pixels = "u8", pixels are bytes and pixel_scale (B, 2 channels) f32 has what they are multiplied by and what is
+// added then.
 // S is the tokens of a row (train.sequence), of which the model adds the K that are no patches.
 //
 // An image's crop and flip depend on the seed and its number since the first epoch began, so a run that resumes, or has
@@ -30,5 +32,7 @@ Box random_crop(const Image& image, double smallest_area, const double* draws);
 Box middle(const Image& image, double share);
 /// Row-major patches of (size, size, channels) values, each (channels, patch, patch): (v / 255 - mean) / deviation.
 void cut_into_patches(const std::vector<float>& values, const Options& options, bool flipped, float* patches);
+/// The values themselves, rounded.
+void cut_into_patches(const std::vector<float>& values, const Options& options, bool flipped, std::uint8_t* patches);
 
 }  // namespace quern::images

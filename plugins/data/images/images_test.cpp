@@ -3,6 +3,7 @@
 #include <png.h>
 #include <turbojpeg.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <filesystem>
@@ -217,6 +218,31 @@ TEST_CASE("patches are row by row, channel by channel, and a flip exchanges left
                                                                            : c == 1 ? value - 0.5f
                                                                                     : value / 2));
         }
+  }
+}
+
+TEST_CASE("bytes, scaled, are the numbers to half a step, in a quarter of the bytes") {
+  const TestDirectory folder;
+  draw_figures(folder.path(), 3, 0);
+  Options options = options_for(folder.path());
+  options.mean = {0.2, 0.5, 0.6}, options.deviation = {0.5, 0.25, 1};
+  Batch numbers, bytes;
+  Images(options).open(request_of({5, 5}))->next(numbers);
+  options.pixels = "u8";
+  Images(options).open(request_of({5, 5}))->next(bytes);
+  const auto& pixels = bytes.inputs.at("pixels");
+  REQUIRE(4 * pixels.size() == numbers.inputs.at("pixels").size());
+  REQUIRE(bytes.inputs.at("pixel_scale").size() == 5 * 6 * sizeof(float));
+  const auto* want = reinterpret_cast<const float*>(numbers.inputs.at("pixels").data());
+  const auto* scale = reinterpret_cast<const float*>(bytes.inputs.at("pixel_scale").data());
+  for (std::size_t i = 0; i < pixels.size(); ++i) {
+    const std::size_t channel = i % 48 / 16;
+    // Values beyond 0 to 255, which bicubic resizing gives at edges, end there.
+    const double least = -options.mean[channel] / options.deviation[channel];
+    const double fair = std::clamp<double>(want[i], least, least + 1 / options.deviation[channel]);
+    const double got = static_cast<double>(std::to_integer<int>(pixels[i])) * static_cast<double>(scale[channel]) +
+                       static_cast<double>(scale[3 + channel]);
+    REQUIRE(std::fabs(got - fair) <= 0.501 / 255 / options.deviation[channel]);
   }
 }
 

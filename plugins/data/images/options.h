@@ -20,6 +20,7 @@ struct Options {
   double crop = 0.9;
   std::vector<double> mean = {0.5, 0.5, 0.5};
   std::vector<double> deviation = {0.5, 0.5, 0.5};
+  std::string pixels = "f32";
   bool balanced = false;
   std::int64_t threads = 0;
 };
@@ -42,6 +43,9 @@ inline OptionTable<Options> options() {
       .at_most(1);
   t.add("mean", &Options::mean, "of each channel, subtracted from values of 0 to 1");
   t.add("deviation", &Options::deviation, "of each channel, divided by");
+  t.add("pixels", &Options::pixels,
+        "f32, or u8: rounded to 0 to 255, a quarter of the bytes, and input `pixel_scale` has mean and deviation")
+      .one_of({"f32", "u8"});
   t.add("balanced", &Options::balanced,
         "gives input `weights`: of an image the mean size of a class divided by the size of its own");
   t.add("threads", &Options::threads, "that decode images; 0: all of the machine").at_least(0).at_most(1024);

@@ -21,6 +21,7 @@ struct Options {
   double layer_norm_eps = 1e-6;
   double label_smoothing = 0;
   bool weighted = false;
+  std::string pixels = "f32";
 };
 
 inline OptionTable<Options> options() {
@@ -45,6 +46,7 @@ inline OptionTable<Options> options() {
       .at_least(0)
       .at_most(0.999);
   t.add("weighted", &Options::weighted, "the data give each image a weight, by which its loss is multiplied");
+  t.add("pixels", &Options::pixels, "as the data give them: f32, or u8 with input `pixel_scale`").one_of({"f32", "u8"});
   return t;
 }
 

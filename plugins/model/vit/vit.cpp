@@ -79,10 +79,12 @@ std::vector<ParameterSpec> Vit::parameters() const {
 void Vit::embed(ProgramBuilder& b) const {
   Dim patches = Dim::tokens();
   patches.per_row = -prefix();
-  ValueId pixels = b.input("pixels", {patches, patch_values()}, DType::f32);
-  if (const DType activation = b.context().activation_dtype; activation != DType::f32)
-    pixels = b.op("cast", {pixels}, "rounded_pixels", {{"dtype", std::string(name_of(activation))}})[0];
-  ValueId x = b.linear(pixels, "patch.weight", "patches", "patch.bias");
+  const bool bytes = o_.pixels == "u8";
+  std::vector<ValueId> pixels{b.input("pixels", {patches, patch_values()}, bytes ? DType::u8 : DType::f32)};
+  if (bytes) pixels.push_back(b.input("pixel_scale", {Dim::rows(), 2 * o_.in_chans}, DType::f32));
+  if (const DType activation = b.context().activation_dtype; bytes || activation != DType::f32)
+    pixels = b.op("cast", pixels, "rounded_pixels", {{"dtype", std::string(name_of(activation))}});
+  ValueId x = b.linear(pixels[0], "patch.weight", "patches", "patch.bias");
   if (o_.class_token) x = b.prepend(x, "class_token.weight", "with_class_token");
   b.output(
       b.add(x, b.embedding(b.input("positions", {Dim::tokens()}, DType::i32, tokens()), "position.weight", "position"),
@@ -129,6 +131,7 @@ std::string Vit::hf_config() const {
   fields.set("layer_norm_eps", o_.layer_norm_eps);
   fields.set("label_smoothing", o_.label_smoothing);
   fields.set("weighted", o_.weighted);
+  fields.set("pixels", o_.pixels);
   return write_hf_config(hf_model(), fields);
 }
 

@@ -194,14 +194,22 @@ void add_linear(OpSet& set) {
            .op_class = OpClass::conversion,
            .transposes = true});
   set.add({.kind = "cast",
-           .inputs = {"x"},
+           .inputs = {"x", "scale?"},
            .outputs = {"y"},
            .infer =
                [](InferContext& c) {
+                 if (c.inputs.size() > 1 && c.inputs[1]) {
+                   need_rank(c, 0, 2);
+                   need_rank(c, 1, 2);
+                   const std::int64_t channels = c.inputs[1]->shape[1].fixed / 2;
+                   if (c.inputs[1]->shape[1] != Dim(2 * channels) || channels < 1 ||
+                       c.inputs[0]->shape[1].fixed % channels != 0)
+                     c.refuse(1, "a factor and a summand of each channel, whose number divides the columns of x");
+                 }
                  give(c, 0, c.inputs[0]->shape, dtype_named(c.attributes.word("dtype")).value_or(DType::f32));
                },
            .op_class = OpClass::conversion,
-           .row_groups = [](const OpInstance&) { return std::int64_t{1}; }});
+           .row_groups = [](const OpInstance& op) { return std::int64_t{op.inputs.size() > 1 ? 0 : 1}; }});
 }
 
 }  // namespace quern::ops

@@ -63,7 +63,22 @@ OpSupport query_transpose(const OpInstance& op) {
 
 // ---- cast ----
 
+/// x (N, C) of bytes, scale (R, 2 channels): each of N / R rows has a row of factors and of summands.
+void cast_scaled(const View& x, const View& scale, const View& y) {
+  const std::int64_t rows = x.rows(), columns = x.columns(), channels = scale.columns() / 2, part = columns / channels;
+#pragma omp parallel for schedule(static)
+  for (std::int64_t row = 0; row < rows; ++row) {
+    const auto* from = x.as<std::uint8_t>() + row * columns;
+    const float* factors = scale.as<float>() + row / (rows / scale.rows()) * 2 * channels;
+    float* to = target_row(y, row, scratch(0, columns));
+    for (std::int64_t i = 0; i < columns; ++i)
+      to[i] = static_cast<float>(from[i]) * factors[i / part] + factors[channels + i / part];
+    store_row(y, row, to);
+  }
+}
+
 void cast(std::span<const View> inputs, std::span<const View> outputs, const Exec&) {
+  if (inputs.size() > 1 && inputs[1]) return cast_scaled(inputs[0], inputs[1], outputs[0]);
   const View &x = inputs[0], &y = outputs[0];
   const std::int64_t count = x.count(), chunks = (count + kChunk - 1) / kChunk;
 #pragma omp parallel for schedule(static)
@@ -74,10 +89,16 @@ void cast(std::span<const View> inputs, std::span<const View> outputs, const Exe
 }
 
 OpSupport query_cast(const OpInstance& op) {
-  OperandCheck check(op, 1, 1);
-  check.input(0, "x", extents_of(op, 0));
+  OperandCheck check(op, op.inputs.size() == 2 ? 2 : 1, 1);
+  const bool scaled = op.inputs.size() == 2 && op.inputs[1].present;
+  const Extents x = extents_of(op, 0), scale = extents_of(op, 1);
+  scaled ? check.input(0, "x", x, DType::u8).input(1, "scale", scale, DType::f32) : check.input(0, "x", x);
   if (!check.ok()) return check.support();
   check.output(0, "y", op.outputs[0].extents);
+  if (scaled)
+    check.that(x.size() == 2 && scale.size() == 2 && scale[0] > 0 && x[0] % scale[0] == 0 && scale[1] > 0 &&
+                   scale[1] % 2 == 0 && x[1] % (scale[1] / 2) == 0,
+               "scale does not fit x");
   return check.that(op.inputs[0].count() == op.outputs[0].count(), "x and y differ in size").support();
 }
 

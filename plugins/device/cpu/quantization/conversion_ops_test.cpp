@@ -47,6 +47,21 @@ TEST_CASE("cast rounds to nearest between all formats") {
   }
 }
 
+TEST_CASE("bytes are multiplied and added to by channel") {
+  PoisonedTensor bytes(DType::u8, {4, 6}), y(DType::f32, {4, 6});
+  for (int i = 0; i < 24; ++i) bytes.view().as<std::uint8_t>()[i] = static_cast<std::uint8_t>(11 * i);
+  // Two images, three channels.
+  const std::vector<float> scale{1, 0.5f, 2, 0, -3, 0.25f, -1, 0, 1, 7, 8, 9};
+  PoisonedTensor scales(DType::f32, {2, 6}, scale);
+  TestOp{"cast", {bytes.view(), scales.view()}, {y.view()}}.run();
+  for (std::size_t i = 0; i < 24; ++i) {
+    const std::size_t channel = i % 6 / 2, row = i / 12 * 6;
+    CHECK(y.floats()[i] == static_cast<float>(11 * i) * scale[row + channel] + scale[row + 3 + channel]);
+  }
+  PoisonedTensor odd(DType::f32, {2, 5});
+  CHECK(TestOp{"cast", {bytes.view(), odd.view()}, {y.view()}}.refusal() == "cast scale does not fit x");
+}
+
 TEST_CASE("conversions refuse what they cannot do") {
   auto x = normal(DType::f32, {3, 4}, 1);
   PoisonedTensor y(DType::f32, {3, 4});

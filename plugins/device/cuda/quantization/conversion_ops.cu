@@ -83,10 +83,36 @@ __global__ void cast_kernel(const From* __restrict__ x, To* __restrict__ y, std:
   for (std::int64_t i = 8 * eights + thread; i < count; i += threads) y[i] = narrow<To>(widen(x[i]));
 }
 
+/// x of bytes, `group` rows of which share a row of scale: factors of the channels, each of `part` columns, and
+/// summands. A block for a row.
+template <class To>
+__global__ void cast_scaled_kernel(const std::uint8_t* __restrict__ x, const float* __restrict__ scale,
+                                   To* __restrict__ y, std::int64_t rows, int columns, std::int64_t group,
+                                   int channels) {
+  const int part = columns / channels;
+  for (std::int64_t row = blockIdx.x; row < rows; row += gridDim.x) {
+    const float* factors = scale + row / group * 2 * channels;
+    for (int i = threadIdx.x; i < columns; i += blockDim.x)
+      y[row * columns + i] = narrow<To>(__fadd_rn(
+          __fmul_rn(static_cast<float>(x[row * columns + i]), factors[i / part]), factors[channels + i / part]));
+  }
+}
+
+void cast_scaled(const View& x, const View& scale, const View& y, const Exec& exec) {
+  const std::int64_t rows = x.rows();
+  with_format(y.dtype, [&](auto to) {
+    cast_scaled_kernel<<<static_cast<unsigned>(std::min<std::int64_t>(rows, 1 << 16)), 256, 0, stream_of(exec)>>>(
+        x.as<std::uint8_t>(), scale.as<float>(), y.as<decltype(to)>(), rows, static_cast<int>(x.columns()),
+        rows / scale.rows(), static_cast<int>(scale.columns() / 2));
+  });
+  QUERN_CUDA(cudaGetLastError());
+}
+
 void cast(std::span<const View> inputs, std::span<const View> outputs, const Exec& exec) {
   const View &x = inputs[0], &y = outputs[0];
   const std::int64_t count = x.count();
   if (count == 0) return;
+  if (inputs.size() > 1 && inputs[1]) return cast_scaled(x, inputs[1], y, exec);
   with_format(x.dtype, [&](auto from) {
     with_format(y.dtype, [&](auto to) {
       const auto* source = x.as<const decltype(from)>();
@@ -99,9 +125,17 @@ void cast(std::span<const View> inputs, std::span<const View> outputs, const Exe
 }
 
 OpSupport query_cast(const OpInstance& op, const CudaTraits&) {
-  if (op.inputs.size() != 1 || op.outputs.size() != 1) return {"cast: takes x, gives y", 0};
+  if (op.inputs.empty() || op.inputs.size() > 2 || op.outputs.size() != 1)
+    return {"cast: takes x and a scale, gives y", 0};
   const Operand &x = op.inputs[0], &y = op.outputs[0];
-  if (!is_format(x.dtype) || !is_format(y.dtype))
+  const bool scaled = op.inputs.size() == 2 && op.inputs[1].present;
+  if (scaled) {
+    const Extents &scale = op.inputs[1].extents, &of = x.extents;
+    if (x.dtype != DType::u8 || op.inputs[1].dtype != DType::f32 || of.size() != 2 || scale.size() != 2 ||
+        scale[0] < 1 || of[0] % scale[0] != 0 || scale[1] < 2 || scale[1] % 2 != 0 || of[1] % (scale[1] / 2) != 0)
+      return {"cast: a scale in f32 of bytes, " + to_string(scale) + " of " + to_string(of), 0};
+  }
+  if ((!scaled && !is_format(x.dtype)) || !is_format(y.dtype))
     return {"cast: no cast from " + std::string(name_of(x.dtype)) + " to " + std::string(name_of(y.dtype)), 0};
   if (element_count(x.extents) != element_count(y.extents)) return {"cast: sizes differ", 0};
   if (y.accumulate) return {"cast: output 0 cannot accumulate", 0};

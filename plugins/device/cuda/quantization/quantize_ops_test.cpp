@@ -54,6 +54,10 @@ PoisonedTensor zero_state(std::int64_t history) {
 
 }  // namespace
 
+TEST_CASE("bytes become numbers by a factor and a summand of each channel, to the bit") {
+  testkit::scaled_cast_cases(open_pair());
+}
+
 TEST_CASE("quantize, by tensor, given scale, rows and columns, gives the CPU's bits") {
   testkit::quantize_cases(open_pair());
 }

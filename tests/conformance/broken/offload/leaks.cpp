@@ -1,4 +1,4 @@
-// Faults: a put keeps the memory and the file that it opens.
+// Faults: a put keeps memory, for good or until a flush, or the file that it opens.
 #include <fcntl.h>
 
 #include "host_store.h"
@@ -7,19 +7,23 @@ namespace {
 
 class Leaks final : public HostStore {
  public:
-  explicit Leaks(bool files) : HostStore("leaks"), files_(files) {}
+  explicit Leaks(std::string kept) : HostStore("leaks"), kept_(std::move(kept)) {}
   void put(quern::OffloadSlot slot, std::size_t offset, const void* memory, std::size_t bytes,
            quern::Stream stream) override {
-    if (files_)
+    if (kept_ == "files")
       static_cast<void>(::open("/dev/null", O_RDONLY | O_CLOEXEC));
     else
-      kept_.push_back(new int(0));
+      blocks_.push_back(std::make_unique<int>(0));
     HostStore::put(slot, offset, memory, bytes, stream);
+  }
+  void flush() override {
+    if (kept_ == "unflushed") blocks_.clear();
+    HostStore::flush();
   }
 
  private:
-  bool files_;
-  std::vector<int*> kept_;
+  std::string kept_;
+  std::vector<std::unique_ptr<int>> blocks_;
 };
 
 }  // namespace
@@ -27,10 +31,10 @@ class Leaks final : public HostStore {
 QUERN_PLUGIN("offload", "leaks", manifest) {
   manifest.version = "1.0";
   manifest.licence = "Apache-2.0";
-  quern::OptionSpec files;
-  files.key = "files", files.help = "leaks files, not memory", files.type = quern::OptionType::boolean;
-  files.default_value = false;
+  quern::OptionSpec kept;
+  kept.key = "kept", kept.help = "what puts leave behind", kept.type = quern::OptionType::text;
+  kept.choices = {"memory", "unflushed", "files"}, kept.default_value = std::string("memory");
   manifest.add<quern::OffloadStore>(
-      "leaks", "host memory whose puts leave something behind", {files},
-      [](const quern::OptionValues& values) { return std::make_unique<Leaks>(values.get<bool>("files")); });
+      "leaks", "host memory whose puts leave something behind", {kept},
+      [](const quern::OptionValues& values) { return std::make_unique<Leaks>(values.get<std::string>("kept")); });
 }

@@ -13,7 +13,8 @@ void matmul_bias_cases(const OpRunner& runner);
 void matmul_8bit_cases(const OpRunner& runner);
 /// With a bias, added to y, with row and block scales, and of i8: optional for a device.
 void matmul_8bit_form_cases(const OpRunner& runner);
-void conversion_cases(const OpRunner& runner);  ///< transpose and cast, to the bit
+void conversion_cases(const OpRunner& runner);   ///< transpose and cast, to the bit
+void scaled_cast_cases(const OpRunner& runner);  ///< of bytes, to the bit
 
 struct LossShape {
   std::int64_t tokens, width, vocabulary, chunk;
