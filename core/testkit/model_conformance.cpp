@@ -123,8 +123,8 @@ class Check {
         fault(program.name, "gives " + to_string(program[id].shape) + ", expected " + to_string(out));
   }
 
-  /// Matmuls have operands of one dtype, and weights are in that of activations, as the residual stream is. The CPU
-  /// device would take others too.
+  /// Matmuls have operands of one dtype, and the residual stream and weights have the dtype of activations. The CPU
+  /// device takes others too.
   void check_dtypes(const Program& program) {
     auto expect = [&](ValueId id, const std::string& what) {
       if (program[id].dtype != activation_)

@@ -289,7 +289,7 @@ TEST_CASE("rounding by chance with one draw for a row, and rounding that is alwa
 TEST_CASE("states that grow without bound, and sums that forget what was there or always add") {
   check_sound(checked("model", "bad_state"));
   check_setting("model", "bad_state", "fault=1", "states", "finite numbers");
-  // Both own ops in f32 and in bf16; what is always added to is not in a checkpoint.
+  // Both own ops in f32 and in bf16; sums that are always added to are not in a checkpoint.
   for (const auto& [fault, contracts] : {std::pair("fault=2", 2), std::pair("fault=3", 3)}) {
     PluginHost host = run_host();
     CheckOptions options;

@@ -2,8 +2,8 @@
 // Rows of a micro-batch that are images, cut into patches:
 //   pixels (N - K B, channels patch patch) f32    positions (N), 0 to S - 1 in each row    targets (B), the class
 //   weights (B) f32, if classes are balanced
-// With pixels = "u8", pixels are bytes and pixel_scale (B, 2 channels) f32 has what they are multiplied by and what is
-// added then.
+// With pixels = "u8", pixels are bytes and pixel_scale (B, 2 channels) f32 has a factor and then a
+// summand for each channel.
 // S is the tokens of a row (train.sequence), of which the model adds the K that are no patches.
 //
 // An image's crop and flip depend on the seed and its number since the first epoch began, so a run that resumes, or has
