@@ -101,7 +101,7 @@ void add_wide(Table& table, const std::string& type) {
 template <class T>
 void add_floats(Table& table, const std::string& type) {
   for (const std::string flush : {"", ".ftz"}) {
-    for (const std::string rounding : {"", ".rn", ".rz", ".rm"}) {  // the last two serve exponents in exp: exact there
+    for (const std::string rounding : {"", ".rn", ".rz"}) {  // the last serves exponents in exp: exact there
       QUERN_ENTRY("add" + rounding + flush + type, T, a + b);
       QUERN_ENTRY("sub" + rounding + flush + type, T, a - b);
       QUERN_ENTRY("mul" + rounding + flush + type, T, a * b);
@@ -125,6 +125,26 @@ void add_floats(Table& table, const std::string& type) {
 
 float flushed(float value) {
   return std::fabs(value) < std::numeric_limits<float>::min() ? std::copysign(0.0f, value) : value;
+}
+
+/// The fp32 number at or below sum + error, of which the second is the rounding of the first.
+float rounded_down(double sum, double error) {
+  const auto near = static_cast<float>(sum);
+  const bool above = static_cast<double>(near) > sum || (static_cast<double>(near) == sum && error < 0);
+  return above ? std::nextafter(near, -std::numeric_limits<float>::infinity()) : near;
+}
+
+/// a * b + c rounded down.
+float fma_down(float a, float b, float c) {
+  const double exact = double{a} * b, sum = exact + c, of_first = sum - c;
+  return rounded_down(sum, (exact - of_first) + (c - (sum - of_first)));
+}
+
+void add_round_down(Table& table) {
+  QUERN_ENTRY("add.rm.f32", float, fma_down(a, 1, b));
+  QUERN_ENTRY("sub.rm.f32", float, fma_down(a, 1, -b));
+  QUERN_ENTRY("mul.rm.f32", float, fma_down(a, b, 0));
+  QUERN_ENTRY("fma.rm.f32", float, fma_down(a, b, c));
 }
 
 void add_approximations(Table& table) {
@@ -288,6 +308,7 @@ Table make_table() {
   add_floats<float>(table, ".f32");
   add_floats<double>(table, ".f64");
   add_approximations(table);
+  add_round_down(table);
   add_pairs(table);
   add_moves(table);
   return table;

@@ -1,7 +1,7 @@
 // AdamW with moments in 8 bits: int8 or e4m3 values with an fp32 scale for each block of a row (Dettmers et al., "8-bit
 // Optimizers via Block-wise Quantization", 2021, with a linear grid). The second moment is stored as its root, whose
 // range is half as wide in powers of two, and a nonzero one never becomes zero: it divides. Both round
-// stochastically. The master's update uses the moments before they are rounded.
+// stochastically, by the halves of one random word. The master's update uses the moments before they are rounded.
 
 #include <algorithm>
 #include <bit>
@@ -21,13 +21,19 @@ namespace {
 constexpr std::int64_t kMost = 256;
 enum Slot : int { kGradient, kMaster = 2, kMoment, kRandom = 5 };  // scratch; store_stochastic has 1
 
+/// The integer below value + half / 2^16; `value` is one fp32 number times another.
+double to_integer_by_half(double value, std::uint32_t half) {
+  const double below = std::floor(value);
+  return below + (value >= below + (65536.0 - half) * 0x1p-16 ? 1 : 0);
+}
+
 /// e4m3 values below and above, above by chance; magnitudes up to 448.
-std::uint8_t to_e4m3_stochastic(float value, std::uint32_t random) {
+std::uint8_t to_e4m3_by_half(float value, std::uint32_t half) {
   const float magnitude = std::fabs(value);
-  float rounded = to_integer_stochastic(magnitude * 512.0f, random) * 0x1p-9f;  // the grid below 2^-6
+  float rounded = static_cast<float>(to_integer_by_half(double{magnitude} * 512, half)) * 0x1p-9f;  // below 2^-6
   if (magnitude >= 0x1p-6f)
-    rounded = std::bit_cast<float>((std::bit_cast<std::uint32_t>(magnitude) + (random >> 12)) & ~0xfffffu);
-  return float_to_e4m3(std::copysign(std::min(rounded, 448.0f), value));
+    rounded = std::bit_cast<float>((std::bit_cast<std::uint32_t>(magnitude) + (half << 4)) & ~0xfffffu);
+  return float_to_e4m3(std::copysign(rounded, value));
 }
 
 struct Moment {
@@ -56,16 +62,18 @@ void store_codes(const Moment& moment, std::int64_t begin, std::int64_t count, s
     if (moment.root) values[i] = std::sqrt(values[i]);
     amax = std::max(amax, std::fabs(values[i]));
   }
-  const float scale = format_scale(amax, moment.values.dtype), inverse = 1.0f / scale;
+  const bool integers = moment.values.dtype == DType::i8;
+  const float scale = format_scale(amax, moment.values.dtype);
+  const float inverse = integers ? 1.0f / scale * (1.0f - 0x1p-22f) : 1.0f / scale;  // no quotient reaches 127
   moment.scales.as<float>()[scale_index] = scale;
   for (std::int64_t i = 0; i < count; ++i) {
-    const float value = values[i] * inverse;
-    const bool some = moment.root && value > 0;
-    if (moment.values.dtype == DType::i8) {
-      const float code = std::clamp(to_integer_stochastic(value, random[i]), some ? 1.0f : -127.0f, 127.0f);
-      moment.values.as<std::int8_t>()[begin + i] = static_cast<std::int8_t>(code);
+    const bool some = moment.root && values[i] > 0;
+    const std::uint32_t half = moment.root ? random[i] >> 16 : random[i] & 0xffffu;
+    if (integers) {
+      const double code = to_integer_by_half(double{values[i]} * inverse, half);
+      moment.values.as<std::int8_t>()[begin + i] = static_cast<std::int8_t>(some ? std::max(code, 1.0) : code);
     } else {
-      const std::uint8_t code = to_e4m3_stochastic(value, random[i]);
+      const std::uint8_t code = to_e4m3_by_half(values[i] * inverse, half);
       moment.values.as<std::uint8_t>()[begin + i] = some ? std::max<std::uint8_t>(code, 1) : code;
     }
   }
@@ -100,7 +108,7 @@ void update_block(const AdamwStep& step, const StepState& state, const Tensors& 
     auto* random = std::bit_cast<std::uint32_t*>(scratch(kRandom, kMost + 8));
     const std::uint64_t first = t.offset + static_cast<std::uint64_t>(begin);
     store_codes(moments[i], begin, count, scale_index, values[i],
-                random_words(key(i + 1), state.step, first, count, random));
+                random_words(key(1), state.step, first, count, random));  // by halves of the same words
   }
 }
 

@@ -110,7 +110,30 @@ Case adamw_case(const std::string& label, const std::vector<Extents>& tensors, D
   return adamw;
 }
 
+/// The same with moments in 8 bits, in blocks of 128 or 256 of a row.
+Case adamw_8bit_case(const Extents& extents, DType master, DType moments, std::int64_t block) {
+  Case adamw{"adamw_8bit " + to_string(extents) + " master " + std::string(name_of(master)) + ", moments " +
+                 std::string(name_of(moments)) + " in " + std::to_string(block),
+             "adamw_8bit",
+             {{operand(kF32, {4}), Fill::update}, {operand(DType::u32, {16}), Fill::step}},
+             {}};
+  const Extents scales{extents[0], (extents[1] + block - 1) / block};
+  adamw.inputs.push_back(normal(kBf16, extents));
+  for (const BenchOperand& updated :
+       {normal(master, extents), normal(moments, extents), BenchOperand{operand(moments, extents), Fill::positive},
+        BenchOperand{operand(kF32, scales), Fill::positive}, BenchOperand{operand(kF32, scales), Fill::positive}}) {
+    adamw.in_place.push_back({static_cast<int>(adamw.outputs.size()), static_cast<int>(adamw.inputs.size())});
+    adamw.inputs.push_back(updated);
+    adamw.outputs.push_back(updated.operand);
+  }
+  adamw.attributes = {{"beta1", 0.9}, {"beta2", 0.95}, {"eps", 1e-8}, {"weight_decay", 0.1}, {"block", block}};
+  for (const char* zeros : {"offsets", "objects"}) adamw.attributes.set(zeros, std::vector<double>(1, 0.0));
+  return adamw;
+}
+
 void add_optimizer(std::vector<Case>& cases, const Extents& extents) {
+  for (DType moments : {DType::i8, DType::e4m3})
+    for (std::int64_t block : {128, 256}) cases.push_back(adamw_8bit_case(extents, kBf16, moments, block));
   for (DType moments : {kBf16, kF32})
     for (DType master : {kBf16, kF32})
       cases.push_back(adamw_case("adamw " + to_string(extents) + " master " + std::string(name_of(master)) +

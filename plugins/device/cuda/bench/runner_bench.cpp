@@ -142,6 +142,8 @@ void Bench::write_pattern(const BenchOperand& input, DType dtype, std::size_t co
         static_cast<float*>(to)[i] = value;
       else if (dtype == DType::e4m3)
         static_cast<std::uint8_t*>(to)[i] = float_to_e4m3(value);
+      else if (dtype == DType::i8)
+        static_cast<std::int8_t*>(to)[i] = static_cast<std::int8_t>(127 * value);
       else
         static_cast<std::uint16_t*>(to)[i] = float_to_bf16(value);
     }

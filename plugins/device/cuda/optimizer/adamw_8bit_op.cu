@@ -1,18 +1,16 @@
 // AdamW with moments in 8 bits: int8 or e4m3 values with an fp32 scale for each block of a row. The second moment is
-// stored as its root, and a nonzero one never becomes zero. Both round stochastically, and the master's update uses
-// them before they are rounded. A warp takes a block of 128 or 256 elements, a lane four neighbours at a time.
+// stored as its root, and a nonzero one never becomes zero. Both round stochastically, by the halves of one
+// random word, and the master's update uses them before they are rounded. This kernel takes any address, size and mix
+// of formats: a warp has a block of 128 or 256 elements, a lane four neighbours at a time. Most tensors go to
+// adamw_8bit_neighbours.cu, with the same bits.
 
 #include <algorithm>
 #include <memory>
 #include <string>
 #include <vector>
 
+#include "optimizer/adamw_8bit.cuh"
 #include "optimizer/optimizer_ops.h"
-#include "optimizer/update_rules.cuh"
-#include "primitives/divide.cuh"
-#include "primitives/philox.cuh"
-#include "primitives/scale.cuh"
-#include "primitives/tensor_list.cuh"
 #include "runtime/launch.cuh"
 #include "runtime/operand_check.h"
 #include "shared/operands/op_checks.h"
@@ -21,29 +19,7 @@ namespace quern::cuda {
 
 namespace {
 
-constexpr int kThreads = 256, kWarps = kThreads / 32;
-constexpr int kChunk = 8 * kWarps;  // blocks of elements
-
-enum Tensor : int { kMaster, kMoment1, kMoment2, kScales1, kScales2, kUpdated };
-
-struct BlockTensor {
-  const void* gradient;
-  void* updated[kUpdated];  ///< null: scales of a moment that is not in 8 bits
-  std::int64_t count;       ///< blocks
-  std::int64_t offset;
-  int columns;
-  FastDivide row_blocks = FastDivide(1);
-  std::uint32_t object;
-  bool aligned;  ///< neighbours can be read and written four at once
-};
-
-struct BlockArguments {
-  TensorList<BlockTensor> list;
-  const UpdateState* update;
-  const StepState* step;
-  AdamwRule::Constants constants;
-  DType gradient, dtypes[3];  ///< of master and moments
-};
+using namespace adamw_8bit;
 
 template <class T>
 struct alignas(4 * sizeof(T)) Four {
@@ -111,23 +87,14 @@ __device__ __forceinline__ RandomWords four_words(const DrawStep& s, int index, 
   return shifted;
 }
 
-__device__ __forceinline__ float integer_stochastic(float value, std::uint32_t random) {
-  const float below = floorf(value);
-  return static_cast<float>(random >> 8) < (value - below) * 0x1p24f ? below + 1.0f : below;
-}
-
 /// The code of value / scale, as bits of the format.
-__device__ __forceinline__ std::uint8_t code_of(float value, DType format, bool some, std::uint32_t random) {
-  if (format == DType::i8) {
-    const float code = fminf(fmaxf(integer_stochastic(value, random), some ? 1.0f : -127.0f), 127.0f);
-    return static_cast<std::uint8_t>(static_cast<std::int8_t>(code));
-  }
-  const float magnitude = fabsf(value);
-  const float rounded = magnitude >= 0x1p-6f
-                            ? __uint_as_float((__float_as_uint(magnitude) + (random >> 12)) & ~0xfffffu)
-                            : integer_stochastic(magnitude * 512.0f, random) * 0x1p-9f;
-  const std::uint8_t code = __nv_cvt_float_to_fp8(copysignf(fminf(rounded, 448.0f), value), __NV_SATFINITE, __NV_E4M3);
-  return some && code == 0 ? 1 : code;
+template <int kMoment>
+__device__ __forceinline__ std::uint8_t code_of(float value, DType format, float inverse, std::uint32_t random) {
+  auto code = [&]<DType kFormat>() {
+    return static_cast<std::uint8_t>(draw_code<kFormat, kMoment>(value, inverse, random) >>
+                                     8 * kCodeByte<kFormat, kMoment>);
+  };
+  return format == DType::i8 ? code.template operator()<DType::i8>() : code.template operator()<DType::e4m3>();
 }
 
 __device__ __forceinline__ float warp_max(float value) {
@@ -166,8 +133,8 @@ __device__ void update_block(const BlockArguments& args, const AdamwRule::Step& 
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       float element[3] = {values[f][0][i], values[f][1][i], values[f][2][i]};
-      AdamwRule::update(rule, gradient[i], element);
-      if (t.updated[kScales2] != nullptr) element[2] = sqrtf(element[2]);
+      const float root = AdamwRule::swift_update(rule, gradient[i], element);
+      if (t.updated[kScales2] != nullptr) element[2] = root;
 #pragma unroll
       for (int j = 0; j < 3; ++j) values[f][j][i] = element[j];
       if (i < count) amax[0] = fmaxf(amax[0], fabsf(element[1])), amax[1] = fmaxf(amax[1], fabsf(element[2]));
@@ -178,10 +145,10 @@ __device__ void update_block(const BlockArguments& args, const AdamwRule::Step& 
     float* scales = j == 0 ? nullptr : static_cast<float*>(t.updated[kScales1 + j - 1]);
     float inverse = 1;
     if (scales != nullptr) {
-      const float scale = format_scale(warp_max(amax[j - 1]), args.dtypes[j]);
-      inverse = 1.0f / scale;
+      const BlockScale scale = block_scale(warp_max(amax[j - 1]), args.dtypes[j]);
+      inverse = scale.inverse;
       __syncwarp();  // all have read it
-      if (lane == 0) scales[index] = scale;
+      if (lane == 0) scales[index] = scale.scale;
     }
 #pragma unroll
     for (int f = 0; f < kFours; ++f) {
@@ -189,13 +156,14 @@ __device__ void update_block(const BlockArguments& args, const AdamwRule::Step& 
       const std::int64_t at = row * t.columns + column + f * 128;
       if (count <= 0) continue;
       RandomWords random{};
-      if (args.dtypes[j] != DType::f32) random = four_words(draw, j, t.object, t.offset + at);
+      const int drawn = scales != nullptr ? kMoment1 : j;
+      if (args.dtypes[j] != DType::f32) random = four_words(draw, drawn, t.object, t.offset + at);
       if (scales != nullptr) {
         Four<std::uint8_t> codes;
 #pragma unroll
         for (int i = 0; i < 4; ++i)
-          codes.at[i] =
-              code_of(values[f][j][i] * inverse, args.dtypes[j], j == kMoment2 && values[f][j][i] > 0, random.word[i]);
+          codes.at[i] = j == kMoment1 ? code_of<kMoment1>(values[f][j][i], args.dtypes[j], inverse, random.word[i])
+                                      : code_of<kMoment2>(values[f][j][i], args.dtypes[j], inverse, random.word[i]);
         store_four(t.updated[j], at, count, t.aligned, codes);
       } else if (args.dtypes[j] == DType::f32) {
         store_four(t.updated[j], at, count, t.aligned,
@@ -226,6 +194,17 @@ __global__ void __launch_bounds__(kThreads) adamw_8bit_kernel(const __grid_const
   }
 }
 
+/// Whether neighbours can be read and written so many at once, up to 16 bytes of them.
+bool runs_of(const BlockTensor& tensor, const BlockArguments& args, int elements) {
+  auto begins = [&](const void* data, DType dtype) {
+    const auto bytes = std::min<std::size_t>(16, static_cast<std::size_t>(elements) * size_of(dtype));
+    return reinterpret_cast<std::uintptr_t>(data) % bytes == 0;
+  };
+  bool can = tensor.columns % elements == 0 && begins(tensor.gradient, args.gradient);
+  for (int j = 0; j < 3; ++j) can = can && begins(tensor.updated[j], args.dtypes[j]);
+  return can;
+}
+
 constexpr std::size_t kInputs = 6, kOutputs = 5;
 
 // update (4) f32, step (16) u32, of each matrix gradient, master, moment1, moment2, scales1, scales2 -> all but the
@@ -248,8 +227,12 @@ Launch prepare_adamw_8bit(const OpInstance& op, CudaContext& context) {
   constant.constants = AdamwRule::constants(op.attributes);
   constant.gradient = op.inputs[2].dtype;
   for (std::size_t j = 0; j < 3; ++j) constant.dtypes[j] = op.inputs[3 + j].dtype;
-  KernelFunction<BlockArguments> function = block == 128 ? adamw_8bit_kernel<1> : adamw_8bit_kernel<2>;
-  auto kernel = load_kernel(function, dim3(kThreads), context.multiprocessors);
+  KernelFunction<BlockArguments> of_any = block == 128 ? adamw_8bit_kernel<1> : adamw_8bit_kernel<2>;
+  auto any = load_kernel(of_any, dim3(kThreads), context.multiprocessors);
+  LoadedKernel<BlockArguments> neighbours;
+  if (KernelFunction<BlockArguments> function = choose_neighbours(
+          constant.gradient, constant.dtypes[kMaster], constant.dtypes[kMoment1], constant.dtypes[kMoment2], block))
+    neighbours = load_kernel(function, dim3(kThreads), context.multiprocessors);
   return [=](std::span<const View> in, std::span<const View> out, const Exec& exec) {
     auto tensor_at = [&](std::size_t i) {
       BlockTensor tensor = (*tensors)[i];
@@ -259,20 +242,25 @@ Launch prepare_adamw_8bit(const OpInstance& op, CudaContext& context) {
         if (tensor.updated[j] != in[2 + kInputs * i + 1 + j].data)
           fail_internal("adamw_8bit", "output " + std::to_string(kOutputs * i + j) + " is not its input's memory");
       }
-      auto aligned = [](const void* data, DType dtype) {
-        return reinterpret_cast<std::uintptr_t>(data) % (4 * size_of(dtype)) == 0;
-      };
-      tensor.aligned = tensor.columns % 4 == 0 && aligned(tensor.gradient, constant.gradient);
-      for (int j = 0; j < 3; ++j) tensor.aligned = tensor.aligned && aligned(tensor.updated[j], constant.dtypes[j]);
       return tensor;
     };
     BlockArguments args = constant;
     args.update = static_cast<const UpdateState*>(in[0].data);
     args.step = static_cast<const StepState*>(in[1].data);
-    for_tensor_lists<kChunk>(tensors->size(), tensor_at, [&](const TensorList<BlockTensor>& list) {
-      args.list = list;
-      kernel.launch(kernel.persistent(list.chunks), stream_of(exec), args);
-    });
+    for (const bool whole : {true, false}) {
+      const LoadedKernel<BlockArguments>& kernel = whole ? neighbours : any;
+      auto some_at = [&](std::size_t i) {
+        BlockTensor tensor = tensor_at(i);
+        const bool eights = neighbours.function != nullptr && tensor.offset % 4 == 0 && runs_of(tensor, constant, 8);
+        tensor.aligned = runs_of(tensor, constant, 4);
+        if (eights != whole) tensor.count = 0;
+        return tensor;
+      };
+      for_tensor_lists<kChunk>(tensors->size(), some_at, [&](const TensorList<BlockTensor>& list) {
+        args.list = list;
+        kernel.launch(kernel.persistent(list.chunks), stream_of(exec), args);
+      });
+    }
   };
 }
 

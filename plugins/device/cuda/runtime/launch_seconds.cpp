@@ -202,7 +202,7 @@ double memory_share(const OpInstance& op) {
                  {"rms_norm_quantize_blocks", 0.46},
                  {"rms_norm_quantize_squares", 0.46},
                  {"swiglu", 0.8},
-                 {"adamw_8bit", 0.27},  // of an H100
+                 {"adamw_8bit", 0.6},
                  {"adamw", 0.74},
                  {"sum_squares", 0.9}};
   const std::int64_t head_dim = op.attributes.integer_or("head_dim", 0);
