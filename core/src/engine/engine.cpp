@@ -131,18 +131,10 @@ void Engine::act(const RunSchedule& schedule, BoundRun& bound, std::size_t index
       if (action.lane == Lane::host) return device_.synchronize(bound.events[static_cast<std::size_t>(action.event)]);
       return wait(action.lane, bound.events[static_cast<std::size_t>(action.event)], made.awaits);
     case ActionKind::host: return host();
-    case ActionKind::put: {
-      const Place &from = schedule.reads(action)[0].place, &to = schedule.writes(action)[0].place;
-      const auto store = static_cast<std::size_t>(to.index);
-      return stores_[store]->put(store_slots_[store], static_cast<std::size_t>(to.offset), address(from),
-                                 static_cast<std::size_t>(to.bytes), stream(action.lane));
-    }
-    case ActionKind::get: {
-      const Place &from = schedule.reads(action)[0].place, &to = schedule.writes(action)[0].place;
-      const auto store = static_cast<std::size_t>(from.index);
-      return stores_[store]->get(store_slots_[store], static_cast<std::size_t>(from.offset), address(to),
-                                 static_cast<std::size_t>(from.bytes), stream(action.lane));
-    }
+    case ActionKind::put:
+      return put(schedule.writes(action)[0].place, address(schedule.reads(action)[0].place), stream(action.lane));
+    case ActionKind::get:
+      return get(schedule.reads(action)[0].place, address(schedule.writes(action)[0].place), stream(action.lane));
   }
 }
 

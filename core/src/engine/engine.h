@@ -170,6 +170,8 @@ class Engine {
   void order(Lane later, Lane earlier);
   void wait(Lane lane, Event event, bool awaits_collectives);
   void synchronize();
+  void put(const Place& stored, const std::byte* from, Stream stream);
+  void get(const Place& stored, std::byte* to, Stream stream);
   void move(const Place& place, std::byte* to, const std::byte* from);
   void read_shards(const PlannedTensor& tensor, std::int64_t first, std::int64_t count, std::byte* host);
   void run(const Run& run, const std::function<void()>& host = {});

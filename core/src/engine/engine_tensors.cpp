@@ -23,23 +23,33 @@ Place part_of(Place place, DType dtype, std::int64_t first, std::int64_t count) 
 
 }  // namespace
 
+void Engine::put(const Place& stored, const std::byte* from, Stream stream) {
+  const auto store = static_cast<std::size_t>(stored.index);
+  stores_[store]->put(store_slots_[store], static_cast<std::size_t>(stored.offset), from,
+                      static_cast<std::size_t>(stored.bytes), stream);
+}
+
+void Engine::get(const Place& stored, std::byte* to, Stream stream) {
+  const auto store = static_cast<std::size_t>(stored.index);
+  stores_[store]->get(store_slots_[store], static_cast<std::size_t>(stored.offset), to,
+                      static_cast<std::size_t>(stored.bytes), stream);
+}
+
 // What has no address passes through the arena's slots, which nothing uses between runs.
 void Engine::move(const Place& place, std::byte* to, const std::byte* from) {
-  const auto bytes = static_cast<std::size_t>(place.bytes);
   if (!plan_.schedules.has_slot(place))
-    return device_.copy(to ? to : address(place), to ? address(place) : from, bytes, compute_);
+    return device_.copy(to ? to : address(place), to ? address(place) : from, static_cast<std::size_t>(place.bytes),
+                        compute_);
   if (place.space == Space::ranks) fail_internal("engine", "ranks have only parts of the tensor");
-  OffloadStore& store = *stores_[static_cast<std::size_t>(place.index)];
-  const OffloadSlot slot = store_slots_[static_cast<std::size_t>(place.index)];
   std::byte* passage = arena_ + plan_.ring.offset;
-  const auto most = static_cast<std::size_t>(plan_.ring.bytes);
+  const std::int64_t most = plan_.ring.bytes;
   if (most == 0) fail_internal("engine", "no slot to move what a store has");
   synchronize();
-  for (std::size_t done = 0; done < bytes; done += most) {
-    const std::size_t count = std::min(most, bytes - done), at = static_cast<std::size_t>(place.offset) + done;
-    if (to) store.get(slot, at, passage, count, compute_);
-    device_.copy(to ? to + done : passage, to ? passage : from + done, count, compute_);
-    if (!to) store.put(slot, at, passage, count, compute_);
+  for (std::int64_t done = 0; done < place.bytes; done += most) {
+    const Place piece{place.space, place.index, place.offset + done, std::min(most, place.bytes - done)};
+    if (to) get(piece, passage, compute_);
+    device_.copy(to ? to + done : passage, to ? passage : from + done, static_cast<std::size_t>(piece.bytes), compute_);
+    if (!to) put(piece, passage, compute_);
   }
   device_.synchronize(compute_);
 }
@@ -121,13 +131,10 @@ void Engine::read_shards(const PlannedTensor& tensor, std::int64_t first, std::i
     }
     const View whole{arena_ + plan_.transient_offset, tensor.dtype, {end - begin}};
     View own{whole.as<std::byte>() + before * size, tensor.dtype, {place.bytes / size}};
-    const auto bytes = static_cast<std::size_t>(place.bytes);
-    if (bytes > 0 && plan_.schedules.has_slot(place))
-      stores_[static_cast<std::size_t>(place.index)]->get(store_slots_[static_cast<std::size_t>(place.index)],
-                                                          static_cast<std::size_t>(place.offset), own.data, bytes,
-                                                          stream);
-    else if (bytes > 0)
-      device_.copy(own.data, address(place), bytes, stream);
+    if (place.bytes > 0 && plan_.schedules.has_slot(place))
+      get(place, own.as<std::byte>(), stream);
+    else if (place.bytes > 0)
+      device_.copy(own.data, address(place), static_cast<std::size_t>(place.bytes), stream);
     if (progress_) progress_->begin_read(stream), progress_->enter(0, stream);
     communicator_->all_gather(own, whole, counts, stream);
     if (progress_) progress_->leave(0, stream);

@@ -115,10 +115,6 @@ ProgramChoice program_choice(const PlanParts& parts, const PlanOptions& options)
   return {parts.with(*choice.precision), std::move(choice.recompute)};
 }
 
-void verify(const Plan& plan) {
-  if (const std::vector<std::string> faults = schedule_faults(plan); !faults.empty()) fail(faults);
-}
-
 void verify_all_ranks(const PlanParts& parts, const Plan& plan) {
   Trials trials;
   verify_ranks(trials, parts, chosen(trials, parts, plan.options));

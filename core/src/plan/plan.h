@@ -327,9 +327,6 @@ inline TensorId working_id(const std::string& parameter, const std::string& valu
 /// memory or the budget, are resources errors that say what binds.
 Plan make_plan(const PlanParts& parts, const PlanOptions& options);
 
-/// Checks the plan's schedules (check_schedules.h); a broken rule is an internal error.
-void verify(const Plan& plan);
-
 /// The common part of all ranks' plans, a line each: where tensors are, and the order of collectives.
 std::string shared_text(const Plan& plan);
 

@@ -181,14 +181,6 @@ Shard Shards::of(const std::string& parameter, const Extents& whole) const {
   return bounds.empty() ? Shard{whole, 0} : shard_of_rows(whole, bounds, state_.rank);
 }
 
-Extents Shards::largest(const std::string& parameter, const Extents& whole) const {
-  Extents extents = of(parameter, whole).extents;
-  if (const RowBounds& bounds = this->bounds(parameter); !bounds.empty())
-    for (int rank = 0; rank < state_.ranks; ++rank)
-      extents[0] = std::max(extents[0], shard_of_rows(whole, bounds, rank).extents[0]);
-  return extents;
-}
-
 Shard shard_of_rows(const Extents& whole, const RowBounds& bounds, int rank) {
   auto row = [&](std::int64_t bound) { return whole[0] * bound / bounds.back(); };
   const std::int64_t first = row(bounds[static_cast<std::size_t>(rank)]);

@@ -60,9 +60,6 @@ class Shards {
   bool has(const std::string& parameter) const { return !bounds(parameter).empty(); }
   /// The shard of a tensor of the parameter, of `whole` extents; all of it when the parameter is not split.
   Shard of(const std::string& parameter, const Extents& whole) const;
-  Shard of(const ParameterSpec& spec) const { return of(spec.name, spec.extents); }
-  /// Extents of the largest of all ranks' shards.
-  Extents largest(const std::string& parameter, const Extents& whole) const;
 
  private:
   StatePlacement state_;

@@ -9,10 +9,6 @@ namespace {
 
 constexpr std::size_t kMostFaults = 32;
 
-bool overlap(const Place& a, const Place& b) {
-  return a.space == b.space && a.index == b.index && a.offset < b.offset + b.bytes && b.offset < a.offset + a.bytes;
-}
-
 }  // namespace
 
 void ScheduleChecker::fault(const std::string& what) {

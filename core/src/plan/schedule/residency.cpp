@@ -31,10 +31,6 @@ struct Held {
   std::int32_t copy = -1;    // the value in the slot
 };
 
-bool overlap(const Place& a, const Place& b) {
-  return a.space == b.space && a.index == b.index && a.offset < b.offset + b.bytes && b.offset < a.offset + a.bytes;
-}
-
 /// Consecutive launches, and what they use of stores.
 struct Window {
   std::size_t begin = 0, end = 0;  // actions

@@ -35,6 +35,9 @@ struct Place {
   bool present() const { return offset >= 0; }
   bool operator==(const Place&) const = default;
 };
+inline bool overlap(const Place& a, const Place& b) {
+  return a.space == b.space && a.index == b.index && a.offset < b.offset + b.bytes && b.offset < a.offset + a.bytes;
+}
 
 /// A place, and which value an action expects or leaves there: an index into ScheduleSet::values. Two values are the
 /// same one only where the plan says so (a tensor that is updated, a stream that is handed on as it came).
