@@ -244,14 +244,14 @@ void loss_cases(const OpRunner& runner, std::span<const LossShape> shapes) {
   }
 }
 
-void capped_logits_cases(const OpRunner& runner) {
+void capped_logits_cases(const OpRunner& runner, std::span<const LossShape> shapes) {
   for (DType dtype : kDtypes) {
     OpComparison("soft_cap", {{"cap", 0.5}})
         .in(normal(dtype, {33, 130}, 1))
         .out(dtype, {33, 130}, one_step(dtype, 2e-6))
         .run(runner);
     // The cap bends logits of deviation 1; tolerances as of losses without one.
-    for (const LossShape& s : kLossShapes) {
+    for (const LossShape& s : shapes) {
       const Tolerance loss = dtype == kBf16 ? Tolerance{1e-3, 0.07} : Tolerance{1e-5, 1e-5},
                       gradient = dtype == kBf16 ? Tolerance{0.03, 0.03} : Tolerance{1e-4, 2e-5};
       auto inputs = [&](const char* kind) {

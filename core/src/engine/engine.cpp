@@ -141,6 +141,10 @@ void Engine::act(const RunSchedule& schedule, BoundRun& bound, std::size_t index
 void Engine::collect(const Task& task, const Bound& bound, Stream stream) {
   if (!communicator_) fail_internal("engine", "no communicator for " + task.name);
   if (progress_) progress_->enter(bound.number, stream);
+  // An op of a program need not be in place.
+  if (task.instance.inputs.size() == 1 && task.instance.kind == "all_reduce" &&
+      bound.inputs[0].data != bound.outputs[0].data)
+    device_.copy(bound.outputs[0].data, bound.inputs[0].data, bound.inputs[0].bytes(), stream);
   if (transfers_) call_communicator(task, bound, stream);
   if (progress_ && bound.closes) progress_->leave(bound.number, stream);
 }
@@ -156,12 +160,8 @@ void Engine::call_communicator(const Task& task, const Bound& bound, Stream stre
     ranks.all_to_all(bound.inputs[0], bound.outputs[0], bound.counts, stream);
   else if (op.kind == "reduce_scatter")
     ranks.reduce_scatter(bound.inputs[0], bound.outputs[0], bound.counts, reduction, stream);
-  else {
-    // An op of a program need not be in place.
-    if (op.inputs.size() == 1 && bound.inputs[0].data != bound.outputs[0].data)
-      device_.copy(bound.outputs[0].data, bound.inputs[0].data, bound.inputs[0].bytes(), stream);
+  else
     for (const View& view : bound.outputs) ranks.all_reduce(view, reduction, stream);
-  }
 }
 
 // ---- data ----

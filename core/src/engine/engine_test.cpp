@@ -210,7 +210,7 @@ TEST_CASE("collectives go to the communicator, in a graph if it can be captured,
   }
 }
 
-TEST_CASE("a collective of a program sums a copy of its operand") {
+TEST_CASE("a collective of a program sums a copy of its operand, and without transfers copies it") {
   HandMade made;
   const Access from = HandMade::at(32), to = HandMade::at(48);
   made[Run::update].add({.kind = ActionKind::collective, .lane = Lane::communication, .task = 1}, {&from, 1}, {&to, 1});
@@ -224,6 +224,12 @@ TEST_CASE("a collective of a program sums a copy of its operand") {
   const auto copy = std::find(calls.begin(), calls.end(), "copy arena+32 to arena+48, 16, communication");
   REQUIRE(copy != calls.end());
   CHECK(std::find(copy, calls.end(), "all_reduce arena+48, communication") != calls.end());
+  rig.engine->skip_transfers();
+  rig.device.take();
+  rig.engine->update();
+  const Calls skipped = rig.device.take();
+  CHECK(std::find(skipped.begin(), skipped.end(), *copy) != skipped.end());
+  CHECK(std::find(skipped.begin(), skipped.end(), "all_reduce arena+48, communication") == skipped.end());
 }
 
 TEST_CASE("streams say which collective they are in, and when the compute stream waits for one") {

@@ -61,7 +61,7 @@ class Placer {
     std::int64_t bytes = 0;
     for (const OpInstance& form : forms) {
       if (form.kind == kAllReduce) {
-        if (!plan_.options.state.meet) refusals_.insert(form.kind + ": there is one rank");
+        check_sum_over_ranks(form);
         continue;
       }
       OpSupport support = parts_.device.query(form);
@@ -70,6 +70,18 @@ class Placer {
       if (!support.concurrent) plan_.exclusive.insert(form.kind);
     }
     return bytes;
+  }
+
+  void check_sum_over_ranks(const OpInstance& op) {
+    auto need = [&](bool holds, const char* what) {
+      if (!holds) refusals_.insert(op.kind + ": " + what);
+    };
+    const Operand &x = op.inputs[0], &y = op.outputs[0];
+    need(plan_.options.state.meet, "there is one rank");
+    need(plan_.options.state.in_tree == 0, "its sums depend on the number of ranks; set parallel.reduction = \"fast\"");
+    need(!y.accumulate, "its result would add up over micro-batches, which it does not");
+    need(x.dtype == y.dtype && x.extents == y.extents, "its result has the operand's shape and dtype");
+    need(x.dtype == DType::f32 || x.dtype == DType::bf16, "ranks sum f32 and bf16");
   }
 
   const PlanParts& parts_;

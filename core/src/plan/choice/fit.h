@@ -68,7 +68,7 @@ class Trials {
     Programs(const PlanParts& of, const PlanOptions& options) : parts(of), lowered(parts, options) {}
     const PlanParts parts;  // which `lowered` borrows
     const ProgramSet lowered;
-    std::map<RecomputeChoice, ChosenPrograms> chosen = {};  // the last few
+    std::map<RecomputeChoice, ChosenPrograms> chosen = {};  // up to eight, of one key
     std::vector<std::set<std::string>> path = {};           // to recompute, from everything to as little as helps
     std::size_t step = 0;                                   // of the path, that fitted last
   };

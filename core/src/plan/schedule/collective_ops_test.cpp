@@ -119,6 +119,11 @@ TEST_CASE("a program's collective that does not wait, is not waited for, or that
   CHECK_FALSE(faults_of(plans).empty());
 }
 
-TEST_CASE("a run of one rank refuses a program with a collective") {
+TEST_CASE("a collective of a program is refused where there is one rank, or sums that do not depend on their number") {
   testkit::check_refused(ErrorCode::resources, {"all_reduce", "there is one rank"}, [] { plan_of(tiny_options()); });
+  PlanOptions options = rank_options(2, 0, Sharding::none, tiny_options());
+  options.gradient = DType::f32;
+  options.state.in_tree = 4;
+  testkit::check_refused(ErrorCode::resources, {"all_reduce", "depend on the number of ranks"},
+                         [&] { plan_of(options); });
 }

@@ -269,7 +269,11 @@ void Ranks::check(const std::string& where) {
 bool Ranks::says_how_to_continue() const {
   if (!hosts_ || starter_of_this_rank() != 0) return false;
   const std::string fault = hosts_->fault().value_or("");
-  const bool leader_is_gone = fault.starts_with("rank 0 ") || fault.starts_with(std::string(kHang) + "rank 0 has sent");
+  // What another rank ended because of rank 0 may reach this one through the communicator first.
+  const std::vector<HostGroup::Note> notes = hosts_->notes();
+  const bool leader_is_gone = fault.starts_with("rank 0 ") ||
+                              fault.starts_with(std::string(kHang) + "rank 0 has sent") ||
+                              (rank() != 0 && !notes.empty() && notes[0].silent > hosts_->timeout() / 2);
   return rank() == (leader_is_gone ? 1 : 0);
 }
 

@@ -1,4 +1,4 @@
-// transpose and cast: ops that move or round values and do no arithmetic on them.
+// transpose, and cast, also of bytes that are scaled first: to the bit what other devices give.
 
 #include <algorithm>
 #include <cstdint>

@@ -109,14 +109,23 @@ Launch prepare_head_norm_grad(const OpInstance& op, CudaContext& context) {
     kernel.launch(blocks, stream_of(exec), args);
     if (args.partials)
       sum_partial_rows({args.partials, dquery, accumulate_query},
-                       {args.partials + normed.query_size(), dkey, accumulate_key}, blocks,
+                       {args.partials + normed.query_size(), dkey, accumulate_key}, std::min(blocks, work),
                        normed.query_size() + normed.key_size(), stream_of(exec));
   };
+}
+
+/// Lanes of a warp share a head; all heads together have a block.
+void check_sizes(OperandCheck& check, const OpInstance& op, std::size_t x) {
+  if (!check.ok()) return;
+  if (!NormedHeads(op.attributes).width) return check_packed(check, op, x, "qkv");
+  check.that(matrix_of(op, x).rows * PackedHeads(op.attributes).all() < std::int64_t{1} << 31,
+             "on cuda takes up to 2^31 heads of all tokens");
 }
 
 OpSupport query_head_norm(const OpInstance& op, bool rotated) {
   OperandCheck check(op, rotated ? 4 : 3, rotated ? 3 : 2);
   operands::check_head_norm(check, op, rotated);
+  check_sizes(check, op, 0);
   return check.support();
 }
 
@@ -125,6 +134,7 @@ OpSupport query_head_norm_grad(const OpInstance& op, bool rotated) {
   const std::size_t x = rotated ? 2 : 1, dx = rotated ? 1 : 0;
   OperandCheck check(op, x + 4, dx + 3, dx + 1);
   operands::check_head_norm_grad(check, op, rotated);
+  check_sizes(check, op, x);
   if (!check.ok() || !(op.outputs[dx + 1].present || op.outputs[dx + 2].present)) return check.support();
   const std::int64_t tokens = matrix_of(op, x).rows;
   const std::int64_t work =

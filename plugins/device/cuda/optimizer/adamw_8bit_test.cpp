@@ -103,7 +103,7 @@ TEST_CASE(
     "device's") {
   const DevicePair pair = open_pair();
   if (!pair.open) return;
-  const std::vector<Extents> tensors{{3, 256}, {2, 200}, {1, 8}, {3, 131}, {1, 1096}};
+  const std::vector<Extents> tensors{{3, 256}, {2, 200}, {1, 8}, {3, 132}, {3, 131}, {1, 1096}};
   std::int64_t bytes = 0, others = 0;
   for (const Formats& formats : {Formats{DType::bf16, DType::bf16, DType::i8},
                                  {DType::bf16, DType::bf16, DType::e4m3},

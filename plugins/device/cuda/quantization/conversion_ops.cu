@@ -1,4 +1,4 @@
-// cast: rounds values from one format to another.
+// cast: rounds values from one format to another, bytes also after a factor and a summand of their channel.
 
 #include <cuda_fp8.h>
 

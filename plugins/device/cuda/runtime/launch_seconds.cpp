@@ -202,9 +202,13 @@ double memory_share(const OpInstance& op) {
                  {"rms_norm_quantize_blocks", 0.46},
                  {"rms_norm_quantize_squares", 0.46},
                  {"swiglu", 0.8},
-                 {"adamw_8bit", 0.6},
+                 {"adamw_8bit", 0.6},  // in blocks of 128
                  {"adamw", 0.74},
                  {"sum_squares", 0.9}};
+  // The kernel that takes any size and mix of formats.
+  if (kind == "adamw_8bit" && op.inputs.size() > 5 &&
+      (op.inputs[4].dtype != op.inputs[5].dtype || op.inputs[3].extents[1] % 8 != 0))
+    return 0.27;
   const std::int64_t head_dim = op.attributes.integer_or("head_dim", 0);
   if (kind.starts_with("rope_grad_column_sum_quantize") && rope_quantizes_pairs(head_dim)) return 0.56;
   for (const auto& [begin, share] : kShares)

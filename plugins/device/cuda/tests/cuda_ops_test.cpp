@@ -111,14 +111,20 @@ TEST_CASE("every rounding of an update has a draw of its own") {
   if (pair.open) CHECK(testkit::stochastic_rounding_fault(*pair.cpu, *pair.gpu) == "");
 }
 
+constexpr testkit::LossShape kLargeLosses[] = {
+    {33, 64, 9000, 20}, {9, 16, 50257, 9}, {12, 16, 152064, 8}, {3, 8, 260000, 3}};
+
 TEST_CASE("lm_loss and its gradients, in one chunk and in several") {
   DevicePair pair = open_pair();
   testkit::loss_cases(pair, testkit::kLossShapes);
-  const testkit::LossShape large[] = {{33, 64, 9000, 20}, {9, 16, 50257, 9}, {12, 16, 152064, 8}, {3, 8, 260000, 3}};
-  testkit::loss_cases(pair, large);
+  testkit::loss_cases(pair, kLargeLosses);
 }
 
-TEST_CASE("soft caps of logits, in the loss and outside it") { testkit::capped_logits_cases(open_pair()); }
+TEST_CASE("soft caps of logits, in the loss and outside it") {
+  DevicePair pair = open_pair();
+  testkit::capped_logits_cases(pair, testkit::kLossShapes);
+  testkit::capped_logits_cases(pair, kLargeLosses);
+}
 
 TEST_CASE("embedding_grad of tokens as uneven as words are") {
   DevicePair pair = open_pair();

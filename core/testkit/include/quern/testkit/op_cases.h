@@ -21,7 +21,8 @@ struct LossShape {
 };
 inline constexpr LossShape kLossShapes[] = {{5, 16, 37, 5}, {64, 32, 256, 64}, {50, 24, 1001, 16}};
 void loss_cases(const OpRunner& runner, std::span<const LossShape> shapes);
-void capped_logits_cases(const OpRunner& runner);  ///< soft caps: in the loss, and of logits outside it
+/// Soft caps: in the loss, and of logits outside it.
+void capped_logits_cases(const OpRunner& runner, std::span<const LossShape> shapes);
 void loss_stats_cases(const OpRunner& runner);
 void loss_stats_grad_cases(const OpRunner& runner);
 
