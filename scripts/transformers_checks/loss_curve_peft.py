@@ -4,8 +4,10 @@
     QUERN_PREFIX=build/release scripts/transformers_checks/loss_curve_peft.py models/SmolLM2-135M texts/*.txt --out runs/beside
 
 Both begin with the adapter that peft saved in OUT/start. peft trains in fp32 with the model in fp32, and again with the model
-in bf16 and its adapter in fp32, as peft has it; quern once in each of --precisions. OUT/PRECISION has quern's run with its
-adapter and merged export, and OUT/losses.json all losses. In fp32 they must agree. Needs peft, torch, transformers and numpy.
+in bf16 and its adapter in fp32, as peft has it; quern once in each of --precisions. With --whole RATE all weights are trained
+too, by torch in fp32 and by quern in each precision, with fp32 masters, at that learning rate. OUT/PRECISION has quern's run
+with its adapter and merged export, OUT/PRECISION-whole that of all weights, and OUT/losses.json all losses. In fp32 they must
+agree. A precision may have settings, as in e4m3:head=bf16. Needs peft, torch, transformers and numpy.
 """
 
 import json
@@ -38,7 +40,7 @@ def batches(options):
     return np.array(random.Random(1).sample(windows, count)).reshape(options.steps, options.rows, width)
 
 
-def peft_losses(options, data, dtype):
+def torch_losses(options, data, dtype, whole=False):
     import torch
     from peft import LoraConfig, PeftModel, get_peft_model
     from transformers import AutoModelForCausalLM
@@ -47,13 +49,15 @@ def peft_losses(options, data, dtype):
     device = "cuda" if torch.cuda.is_available() else "cpu"
     base = AutoModelForCausalLM.from_pretrained(options.model, dtype=getattr(torch, dtype)).to(device)
     start = options.out / "start"
-    if start.is_dir():
+    if whole:
+        model = base
+    elif start.is_dir():
         model = PeftModel.from_pretrained(base, start, is_trainable=True)
     else:
         model = get_peft_model(base, LoraConfig(r=RANK, lora_alpha=ALPHA, target_modules="all-linear", task_type="CAUSAL_LM"))
         model.save_pretrained(start)
     trained = [weight for weight in model.parameters() if weight.requires_grad]
-    optimizer = torch.optim.AdamW(trained, lr=options.rate, betas=BETAS, eps=EPSILON, weight_decay=0.0)
+    optimizer = torch.optim.AdamW(trained, lr=options.whole if whole else options.rate, betas=BETAS, eps=EPSILON, weight_decay=0.0)
     losses = []
     for rows in torch.from_numpy(data).to(device):
         logits = model(input_ids=rows[:, :-1], use_cache=False).logits.double()  # torch sums 49152 exponentials in fp32 to 1e-5
@@ -65,28 +69,35 @@ def peft_losses(options, data, dtype):
     return losses
 
 
-def quern_losses(options, data, precision):
+def quern_losses(options, data, precision, whole=False):
+    """`precision`: its id, with settings after a colon."""
+    precision_id, _, settings = precision.partition(":")
+    settings = dict(setting.split("=", 1) for setting in settings.split(",") if setting)
     model_type = json.loads((options.model / "config.json").read_text())["model_type"]
     config = {
         "model": {"id": model_type, "config": str(options.model)},
         "adapter": {"id": "lora", "rank": RANK, "alpha": ALPHA, "from": str(options.out / "start")},
         "train": {"from": str(options.model), "steps": options.steps, "micro_batch": options.rows, "sequence": options.length},
-        "optimizer": {"learning_rate": options.rate, "clip_norm": 0.0, "master": "fp32", "gradient": "fp32",
+        "optimizer": {"learning_rate": options.whole if whole else options.rate, "clip_norm": 0.0, "master": "fp32", "gradient": "fp32",
                       "adamw": {"beta1": BETAS[0], "beta2": BETAS[1], "eps": EPSILON, "weight_decay": 0.0}},
         "schedule": {"id": "constant"},
-        "precision": {"id": precision},
+        "precision": {"id": precision_id, precision_id: settings},
         "device": {"id": options.device},
         "checkpoint": {"export_dtype": "fp32", "tokenizer": str(options.model), "resume": "never"},
-        "log": {"directory": str(options.out / precision), "sinks": ["jsonl"]},
+        "log": {"directory": str(options.out / (precision + "-whole" * whole)), "sinks": ["jsonl"]},
     }
+    if whole:
+        del config["adapter"]
     with Run(config, data=list(data.reshape(-1, data.shape[2]))) as run:
         return [step.loss for step in run]
 
 
 def print_curves(curves):
-    print("step " + "".join(f"{name:>12}" for name in curves))
+    width = max(12, 2 + max(map(len, curves)))
+    print("step " + "".join(f"{name:>{width}}" for name in curves))
     for step, losses in enumerate(zip(*curves.values()), 1):
-        print(f"{step:4} " + "".join(f"{loss:12.6f}" for loss in losses))
+        print(f"{step:4} " + "".join(f"{loss:{width}.6f}" for loss in losses))
+    print("mean " + "".join(f"{sum(losses[-20:]) / len(losses[-20:]):{width}.6f}" for losses in curves.values()) + "  of the last 20")
 
 
 @script
@@ -98,6 +109,7 @@ def main(arguments=None):
     parser.add_argument("--rows", type=integer(1), default=4)
     parser.add_argument("--length", type=integer(1), default=256)
     parser.add_argument("--rate", type=float, default=2e-4)
+    parser.add_argument("--whole", type=float, metavar="RATE", help="train all weights too, at this learning rate")
     parser.add_argument("--device", default="cpu", help="quern's (default: cpu)")
     parser.add_argument("--precisions", nargs="+", default=["fp32", "bf16"], help="quern's (default: fp32 bf16)")
     parser.add_argument("--out", type=Path, default=Path("runs/beside-peft"), help="a new folder")
@@ -109,8 +121,11 @@ def main(arguments=None):
     disable_progress_bar()
     options.out.mkdir(parents=True)
     data = batches(options)
-    curves = {f"peft {name}": peft_losses(options, data, dtype) for name, dtype in (("fp32", "float32"), ("bf16", "bfloat16"))}
+    curves = {f"peft {name}": torch_losses(options, data, dtype) for name, dtype in (("fp32", "float32"), ("bf16", "bfloat16"))}
     curves |= {precision: quern_losses(options, data, precision) for precision in options.precisions}
+    if options.whole:
+        curves["torch whole fp32"] = torch_losses(options, data, "float32", whole=True)
+        curves |= {f"whole {precision}": quern_losses(options, data, precision, whole=True) for precision in options.precisions}
     (options.out / "losses.json").write_text(json.dumps(curves, indent=1) + "\n")
     print_curves(curves)
     if "fp32" not in curves:

@@ -67,13 +67,17 @@ TEST_CASE("lm_loss and its gradients from quantized values") {
   DevicePair pair = open_pair();
   struct Shape {
     std::int64_t tokens, width, vocabulary, chunk;
+    double cap = 0;
   };
-  for (Shape s :
-       {Shape{64, 32, 256, 64}, Shape{48, 32, 1008, 16}, Shape{80, 64, 9008, 48}, Shape{16, 16, 152064, 16}}) {
+  for (Shape s : {Shape{64, 32, 256, 64}, Shape{48, 32, 1008, 16}, Shape{48, 32, 1008, 16, 1.5},
+                  Shape{80, 64, 9008, 48}, Shape{16, 16, 152064, 16}, Shape{16, 16, 152064, 16, 1.5}}) {
+    CAPTURE(s.cap);
+    CAPTURE(s.vocabulary);
     for (DType gradient_format : {DType::e4m3, DType::e5m2}) {
       Attributes attributes{{"chunk", s.chunk},
                             {"seed", 4.0},
                             {"z_loss", 0.001},
+                            {"cap", s.cap},
                             {"gradient_format", std::string(name_of(gradient_format))}};
       const Quantized x = quantized({s.tokens, s.width}, DType::e4m3, 1),
                       weight = quantized({s.vocabulary, s.width}, DType::e4m3, 2);
