@@ -176,6 +176,36 @@ TEST_CASE("pixels as bytes give the losses of the numbers that they stand for, t
   CHECK_THROWS_WITH_AS(loss(*of_bytes, sent, DType::f32), doctest::Contains("pixel_scale"), Error);
 }
 
+TEST_CASE("vision transformers train in 8 bits, the patches' embedding too where its rows allow it") {
+  const std::unique_ptr<Device> device = cpu_device();
+  for (const fs::path& folder : golden_cases("image_goldens")) {
+    CAPTURE(folder.filename().string());
+    const Golden golden(folder);
+    const double want = golden.file.read_floats("loss")[0];
+    for (const char* id : {"e4m3", "int8"}) {
+      CAPTURE(id);
+      plugin_host().require("precision", id);
+      const auto precision = plugin_host().create<PrecisionBackend>(id, {});
+      const std::unique_ptr<Engine> engine = golden.engine(*golden.model, *device, *precision, true);
+      import_weights(*engine, folder.string());
+      const auto quantizes = [&](const PlacedProgram& placed) {
+        return std::any_of(placed.program.ops.begin(), placed.program.ops.end(),
+                           [](const Op& op) { return op.kind.starts_with("quantize"); });
+      };
+      CHECK(quantizes(engine->plan().embed) == (golden.patch[1] * golden.patch[2] * golden.patch[3] % 16 == 0));
+      double loss = 0;
+      for (std::uint32_t step = 0; step < 3; ++step) {  // from the second on with scales of the one before
+        engine->micro_step(golden.batch, {.step = step, .learning_rate = 1e-2f, .updates = step});
+        engine->update();
+        const LossStats stats = engine->result().loss;
+        loss = stats.loss_sum / stats.valid_tokens;
+        if (step == 0) CHECK(loss == doctest::Approx(want).epsilon(0.02));
+      }
+      CHECK(loss < want);
+    }
+  }
+}
+
 TEST_CASE("an export of a vision transformer has timm's names, shapes and values") {
   const fs::path folder = QUERN_SOURCE_DIR "/tests/image_goldens/vit_token";
   const TestDirectory directory;

@@ -342,7 +342,7 @@ void ProgramSet::finish_stage(Stage& stage, const std::set<std::string>& recompu
 
 void ProgramSet::finish(const RecomputeChoice& choice) {
   DType activation = parts_.precision.traits().activation;
-  // Its inputs are there in the backward pass, and nothing has a place for what it would keep.
+  // Its inputs are there in the backward pass: it keeps what no op makes again, as scales are.
   finish_stage(embed, recomputed_values(embed.lowered.joint, ops_, {"block"}));
   std::map<std::pair<int, bool>, int> known;
   for (std::size_t layer = 0; layer < stage_of_layer_.size(); ++layer) {

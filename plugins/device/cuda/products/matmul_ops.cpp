@@ -62,6 +62,7 @@ std::string refuse_formats(const MatmulKey& key, const CudaTraits& gpu) {
   if (key.a == DType::f32 && key.b == DType::f32)
     return key.y == DType::f32 ? "" : pair + " gives f32 only on this device";
   if (key.a == DType::i8 && key.b == DType::i8) {
+    if (key.y != DType::bf16) return pair + " gives bf16 on this device, gradients too (optimizer.gradient = \"bf16\")";
     const std::string own = refuse_own_matmul(key, gpu), library = refuse_library_i8(key, gpu);
     return own.empty() || library.empty() ? "" : pair + ": " + own + ", and " + library;
   }
