@@ -6,7 +6,7 @@
 Both begin with the adapter that peft saved in OUT/start. peft trains in fp32 with the model in fp32, and again with the model
 in bf16 and its adapter in fp32, as peft has it; quern once in each of --precisions. With --whole RATE all weights are trained
 too, by torch in fp32 and by quern in each precision, with fp32 masters, at that learning rate. OUT/PRECISION has quern's run
-with its adapter and merged export, OUT/PRECISION-whole that of all weights, and OUT/losses.json all losses. In fp32 they must
+with its adapter and merged export, OUT/PRECISION-whole the run of all weights, and OUT/losses.json all losses. In fp32 they must
 agree. A precision may have settings, as in e4m3:head=bf16. Needs peft, torch, transformers and numpy.
 """
 
