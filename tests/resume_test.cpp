@@ -2,8 +2,10 @@
 // same bits.
 #include <unistd.h>
 
+#include <cmath>
 #include <csignal>
 #include <cstdlib>
+#include <filesystem>
 
 #include <doctest/doctest.h>
 
@@ -91,6 +93,34 @@ TEST_CASE("stopped after every step, a run is still the same run") {
     CHECK(losses == straight.losses);
     CHECK(newest_tensors(files.at("stopped")) == newest_tensors(files.at("straight")));
     CHECK(logged_losses(files.at("stopped")) == logged_losses(files.at("straight")));
+  }
+}
+
+TEST_CASE("a checkpoint that an older version wrote is resumed, with that version's losses") {
+  const Losses of_that_version{{4, 3.9557100608944893},
+                               {5, 3.957073152065277},
+                               {6, 3.895533211529255},
+                               {7, 3.90687345713377},
+                               {8, 3.793127305805683}};
+  TinyFiles files;
+  const std::string checkpoints = files.at("run") + "/checkpoints";
+  std::filesystem::create_directories(checkpoints);
+  std::filesystem::copy(QUERN_SOURCE_DIR "/tests/checkpoints/step-00000003", checkpoints + "/step-00000003",
+                        std::filesystem::copy_options::recursive);
+  const SessionResult resumed =
+      train_here(files, with(kE4m3, {"optimizer.master=bf16", "optimizer.gradient=bf16", "optimizer.adamw.moments=bf16",
+                                     "model.llama.hidden_size=16", "model.llama.intermediate_size=16",
+                                     "model.llama.num_attention_heads=2", "model.llama.num_key_value_heads=1",
+                                     "model.llama.tie_word_embeddings=true", "checkpoint.export=false"}));
+  CHECK(resumed.result.finished);
+  REQUIRE(resumed.losses.size() == of_that_version.size());
+  for (const auto& [step, loss] : of_that_version) {
+    CAPTURE(step);
+    REQUIRE(resumed.losses.contains(step));
+    // Equal bits where the BLAS has the kernel that it had then; another one's last bits may be quantized to other
+    // values.
+    CHECK(std::abs(resumed.losses.at(step) - loss) < 1e-3);
+    if (resumed.losses.at(step) != loss) MESSAGE("differs by " << resumed.losses.at(step) - loss);
   }
 }
 
