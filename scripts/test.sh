@@ -68,22 +68,49 @@ sys.exit(failed > 0 or passed == 0)
 PYTHON
 }
 
+# Runs beside the next stages, in what they leave of the processors.
+aside() { # log, command...
+  local log=$1
+  shift
+  (
+    renice -n 19 "$BASHPID" >/dev/null
+    "$@"
+  ) >"$log" 2>&1 &
+}
+
+python_setup() {
+  scripts/setup.sh python
+  scripts/setup.sh parquet
+}
+sanitize_build() {
+  scripts/setup.sh fuzz
+  build sanitize
+}
+
 stage setup
-scripts/setup.sh
-scripts/setup.sh parquet
+mkdir -p build
+scripts/setup.sh build
+aside build/python_setup.log python_setup
+setting_up=$!
 stage build
 build release
 cmake --build --preset release --target cuda_other_architectures  # kernels compile for GPUs that this build is not for
+stage "rest of setup"
+wait "$setting_up" || { cat build/python_setup.log; exit 1; }
+aside build/sanitize_build.log sanitize_build
+building=$!
 stage tests
 run_tests release
-stage "sanitize build"
+stage "rest of the sanitize build"
 fuzzed=$PWD/build/sanitize/fuzz/ctest.xml
 rm -f "$fuzzed"
-if scripts/setup.sh fuzz && build sanitize; then
+if wait "$building"; then
   stage "sanitized tests"
   run_tests sanitize -L untrusted
   stage fuzzing
   FUZZ_SEED=1 scripts/fuzz.sh 20 || status=1
+else
+  cat build/sanitize_build.log
 fi
 results+=("$fuzzed")
 stage "in all"
