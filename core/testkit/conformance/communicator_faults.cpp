@@ -77,8 +77,8 @@ struct Member {
       throw Error(ErrorCode::communication, {.where = "error() before anything goes wrong", .what = *fault});
     group.hosts.exchange("");  // a rank that is ahead may cause the fault
   }
-  /// Waits for the stream, which must go on, and returns the fault.
-  std::string fault() {
+  /// Makes the call, which may wait for its peer, and waits for the stream, which must go on; returns the fault.
+  std::string fault_of(const std::function<void()>& call) {
     const auto begin = Clock::now();
     std::jthread watchdog;
     if (setting.watched)
@@ -86,6 +86,7 @@ struct Member {
         sleep(timeout);
         communicator().abort();
       });
+    call();
     group.device->synchronize(group.stream);
     need(since(begin) < setting.soon, "the stream with the collective that cannot be done", number(since(begin)) + " s",
          "less than " + number(setting.soon));
@@ -145,8 +146,7 @@ std::string named(
     Member& member = *new Member(setting, scratch.path(), rank, timeout);
     member.good_sum();
     if (rank == kCulprit) return culprit(member);
-    call(member);
-    std::string fault = member.fault();
+    std::string fault = member.fault_of([&] { call(member); });
     std::ofstream(member.gave_up(rank)) << fault;
     const std::string name = "rank " + std::to_string(kCulprit);
     need(setting.watched || fault.find(name) != std::string::npos, "error()", fault, "a text that names " + name);
@@ -166,8 +166,7 @@ std::string named(
 std::string late(const Setting& setting, double timeout) {
   return named(setting, timeout, [&](Member& member) -> std::string {
     member.wait_until_others_gave_up();
-    member.sum();
-    member.fault();
+    member.fault_of([&] { member.sum(); });
     return "";
   });
 }
@@ -190,8 +189,7 @@ std::string differs(const Setting& setting, double timeout) {
   if (setting.watched) return "not of one that needs a watchdog";
   auto calls = [&](const std::function<void(Member&)>& other) {
     return named(setting, timeout, [&](Member& member) -> std::string {
-      other(member);
-      const std::string fault = member.fault();
+      const std::string fault = member.fault_of([&] { other(member); });
       need(fault.find("rank ") != std::string::npos, "error() of the rank that differs", fault,
            "a text that names one");
       member.need_ended();
@@ -233,8 +231,9 @@ std::string aborted(const Setting& setting, double) {
       communicator.abort();
     });
     const View half{member.view.data, DType::f32, {kCount / 2}};
-    communicator.receive(half, (kCulprit + 1) % setting.ranks, member.group.stream);  // which that rank does not send
-    std::string fault = member.fault();
+    std::string fault = member.fault_of([&] {
+      communicator.receive(half, (kCulprit + 1) % setting.ranks, member.group.stream);  // which that rank does not send
+    });
     other.join();
     member.need_ended();
     return fault;
