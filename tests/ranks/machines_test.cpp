@@ -133,6 +133,17 @@ TEST_CASE("groups that are no machines of several ranks are refused") {
   refused(with(on_machines(2, 1, 1), {"parallel.across=mpi"}), {"parallel.across", "machines of 2 or more"});
 }
 
+TEST_CASE("a plan knows whether some ranks have a micro-batch less than others") {
+  const TinyFiles files;
+  for (const int accumulation : {3, 4}) {
+    const ConfiguredRun run(ConfigDocument::read(
+        files.config(), with(steps_of("fp32"), {"parallel.ranks=2", "parallel.communicator=memcpy",
+                                                "train.accumulation=" + std::to_string(accumulation)})));
+    CHECK(run.session.plan_options().accumulation == 2);
+    CHECK(run.session.plan_options().uneven == (accumulation == 3));
+  }
+}
+
 TEST_CASE("sums of a model's states refuse micro-batches that ranks would run twice") {
   const TinyFiles files;
   const Overrides stateful =

@@ -43,6 +43,7 @@ struct PlanOptions {
   std::vector<std::string> stores;     ///< that it may choose: the first for any state, others for the optimizer's
   StatePlacement state;                ///< ranks, shards and memories of parameter state and activations
   std::int64_t accumulation = 1;       ///< micro-batches of a step on this rank, for estimates
+  bool uneven = false;                 ///< some ranks have one less
   bool documents = false;              ///< attention stays within documents
   bool logits = false;                 ///< also plan a program that gives the logits of a micro-batch
   bool next_logits = false;            ///< also plan a program that gives the logits of one token of each row

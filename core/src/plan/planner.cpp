@@ -79,6 +79,9 @@ class Placer {
     const Operand &x = op.inputs[0], &y = op.outputs[0];
     need(plan_.options.state.meet, "there is one rank");
     need(plan_.options.state.in_tree == 0, "its sums depend on the number of ranks; set parallel.reduction = \"fast\"");
+    need(!plan_.options.uneven,
+         "some ranks would have more micro-batches to sum than others; set train.accumulation to a multiple of "
+         "parallel.ranks");
     need(!y.accumulate, "its result would add up over micro-batches, which it does not");
     need(x.dtype == y.dtype && x.extents == y.extents, "its result has the operand's shape and dtype");
     need(x.dtype == DType::f32 || x.dtype == DType::bf16, "ranks sum f32 and bf16");

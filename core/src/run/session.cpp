@@ -335,6 +335,7 @@ PlanOptions Session::plan_options() const {
   options.observe = log.scales_every > 0;
   options.snapshot = checkpoint.background && checkpoint.every > 0;
   options.accumulation = (train.accumulation + parallel.ranks - 1) / parallel.ranks;
+  options.uneven = train.accumulation % parallel.ranks != 0;
   options.uploads = uploads_for(train.accumulation);
   return options;
 }

@@ -21,23 +21,39 @@ const std::vector<OpSpec> kOps{
      .backward =
          [](BackwardContext& b) { b.emit(std::string(kAllReduce), {b.output_grad()}, {0}, b.op().attributes); }}};
 
+/// What its model sums: the stream that the head reads, or the embedding's weight, whose gradient adds up over
+/// micro-batches.
+enum class Summed { stream, parameter };
+
 class Summing final : public testkit::TinyModel {
  public:
-  explicit Summing(Attributes attributes) : attributes_(std::move(attributes)) {}
+  explicit Summing(Attributes attributes, Summed summed = Summed::stream)
+      : attributes_(std::move(attributes)), summed_(summed) {}
+  void embed(ProgramBuilder& b) const override {
+    if (summed_ == Summed::stream) return TinyModel::embed(b);
+    const ValueId weight = sum(b, b.parameter("embedding.weight"));
+    b.output(b.op("embedding", {b.tokens(), weight}, "embedded")[0]);
+  }
   void head(ProgramBuilder& b) const override {
-    const ValueId x = b.op(std::string(kAllReduce), {b.stream(traits().width)}, "summed", attributes_)[0];
+    ValueId x = b.stream(traits().width);
+    if (summed_ == Summed::stream) x = sum(b, x);
     b.output(b.lm_loss(b.rms_norm(x, "final_norm.weight", 1e-6, "normed"), "lm_head.weight"));
   }
 
  private:
+  ValueId sum(ProgramBuilder& b, ValueId x) const {
+    return b.op(std::string(kAllReduce), {x}, "summed", attributes_)[0];
+  }
   Attributes attributes_;
+  Summed summed_;
 };
 
-Plan plan_of(const PlanOptions& options, const Attributes& attributes = {}) {
+Plan plan_of(const PlanOptions& options, const Attributes& attributes = {}, Summed summed = Summed::stream) {
   PlanningDevice device([](const OpInstance& op) { return OpSupport{op.kind == kAllReduce ? "no kernel" : "", 0}; });
   device.device_traits.alignment = 16;
   const AdamW optimizer{AdamWOptions{}};
-  return make_plan({Summing(attributes), testkit::PlainPrecision(DType::bf16), device, optimizer, kOps}, options);
+  return make_plan({Summing(attributes, summed), testkit::PlainPrecision(DType::bf16), device, optimizer, kOps},
+                   options);
 }
 
 std::vector<Plan> plans_with(int ranks, bool stored, const Attributes& attributes = {}) {
@@ -117,6 +133,21 @@ TEST_CASE("a program's collective that does not wait, is not waited for, or that
   const std::size_t task = static_cast<std::size_t>(right.actions[own_collectives(plans[1], Run::later)[0]].task);
   plans[1].schedules.tasks[task].axis = Axis::machine;
   CHECK_FALSE(faults_of(plans).empty());
+}
+
+TEST_CASE("a collective of a program is refused where some ranks have fewer micro-batches") {
+  PlanOptions options = rank_options(2, 0, Sharding::none, tiny_options());
+  options.accumulation = 2;
+  CHECK_NOTHROW(plan_of(options));
+  options.uneven = true;
+  testkit::check_refused(ErrorCode::resources, {"all_reduce", "train.accumulation", "multiple of parallel.ranks"},
+                         [&] { plan_of(options); });
+}
+
+TEST_CASE("a collective of a program whose result is a gradient that adds up over micro-batches is refused") {
+  const PlanOptions options = rank_options(2, 0, Sharding::none, tiny_options());
+  testkit::check_refused(ErrorCode::resources, {"all_reduce", "add up over micro-batches"},
+                         [&] { plan_of(options, {}, Summed::parameter); });
 }
 
 TEST_CASE("a collective of a program is refused where there is one rank, or sums that do not depend on their number") {
