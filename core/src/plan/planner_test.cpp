@@ -8,6 +8,7 @@
 
 #include "plan/laws/check_schedules.h"
 #include "plan/test_plans.h"
+#include "plan/time/simulate.h"
 #include "quern/error.h"
 #include "quern/numeric.h"
 #include "quern/step_state.h"
@@ -175,6 +176,53 @@ TEST_CASE("tensors in place need no slots, and their update no windows") {
   options.state.moments.memory = "host";
   CHECK(plan().ring.bytes > 0);
   CHECK(plan().defers_update());
+}
+
+TEST_CASE(
+    "three stores at once, of which one has little room and one is slow, are planned and simulated by own figures") {
+  PlanningDevice device;
+  PlanOptions options = tiny_options();
+  options.state.master.memory = "slow";
+  options.state.moments.memory = "small";
+  options.state.activations.memory = "host";
+  std::vector<OffloadTraits> stores{
+      {.id = "host", .in_host_memory = true}, {.id = "slow", .put_rate = 1e6, .get_rate = 2e6}, {.id = "small"}};
+  auto make = [&] { return tiny_plan(options, device, testkit::PlainPrecision(DType::bf16), {}, stores); };
+  const Plan plan = make();
+  std::map<std::string, std::int64_t> kept;
+  for (const PlannedTensor& tensor : plan.tensors)
+    if (tensor.store >= 0) kept[plan.stores[static_cast<std::size_t>(tensor.store)].id] += aligned(tensor.bytes());
+  REQUIRE(plan.stores.size() == 3);
+  for (const StorePlan& store : plan.stores) CHECK(store.bytes == kept[store.id]);
+  CHECK(plan.host_bytes() == plan.pinned_bytes + kept["host"]);
+  CHECK(plan.disk_bytes() == kept["slow"] + kept["small"]);
+  stores[2].capacity = static_cast<std::size_t>(kept["small"]);
+  CHECK(make().device_bytes == plan.device_bytes);
+  --stores[2].capacity;
+  testkit::check_refused(ErrorCode::resources, {"store small: the run does not fit"}, [&] { make(); });
+
+  std::map<std::string, int> moved;
+  for (const RunSchedule& run : plan.schedules.runs) {
+    const std::vector<ActionTime> times = simulate(plan.schedules, run, device.traits());
+    for (std::size_t i = 0; i < times.size(); ++i) {
+      const Action& action = run.actions[i];
+      const bool gets = action.kind == ActionKind::get;
+      if (!gets && action.kind != ActionKind::put) continue;
+      const Place& home = (gets ? run.reads(action) : run.writes(action))[0].place;
+      const std::string& id = plan.stores[static_cast<std::size_t>(home.index)].id;
+      const auto bytes = static_cast<double>(home.bytes);
+      const double seconds = times[i].end - times[i].begin;
+      CAPTURE(id);
+      if (id == "slow") {
+        CHECK(seconds == doctest::Approx(bytes / (gets ? 2e6 : 1e6)));
+      } else {  // the link's, or a share of it
+        CHECK(seconds > bytes / device.traits().host_rate * 0.999);
+        CHECK(seconds < bytes / 2e6);
+      }
+      ++moved[id];
+    }
+  }
+  CHECK(moved.size() == 3);
 }
 
 TEST_CASE("the windows of an update have each element once, and are small where rows can be updated apart") {
