@@ -19,6 +19,7 @@ namespace quern::emulator {
 
 struct Block;
 struct Cluster;
+struct TakenTile;
 
 enum class State : std::uint8_t { runs, at_warp, at_barrier, at_phase, at_cluster, left };
 
@@ -81,6 +82,7 @@ struct Block {
   std::map<std::uint32_t, PhaseBarrier> phases = {};
   BlockBarrier barriers[16];
   std::vector<std::pair<Thread*, Range>> stored = {};  ///< what copies out may still read
+  std::shared_ptr<TakenTile> taken = {};               ///< by tensor cores
 
   PhaseBarrier& phase_at(std::uint32_t address);
 };

@@ -60,7 +60,7 @@ void Races::forget_readers(Word& word) {
   word.read = 0;
 }
 
-void Races::add_read(Word& word, const Access& access) {
+[[gnu::always_inline]] inline void Races::add_read(Word& word, const Access& access) {
   const auto unit = static_cast<std::uint8_t>(access.unit);
   if (word.reader != kMany) {
     if (word.reader == unit || word.read <= access.before.at[word.reader]) {
@@ -76,7 +76,7 @@ void Races::add_read(Word& word, const Access& access) {
   readers_[word.read][unit] = access.clock;
 }
 
-void Races::check_order(const Word& word, std::uint32_t at, const Access& access) const {
+[[gnu::always_inline]] inline void Races::check_order(const Word& word, std::uint32_t at, const Access& access) const {
   if (word.writer != access.unit && word.written > access.before.at[word.writer])
     report("follows a write that nothing orders before it", at, access.text, word.writer);
 }

@@ -57,22 +57,35 @@ void decode_elements(float* to, const std::uint8_t* from, int bytes, int type) {
 constexpr int kRows = 16, kDepthBytes = 32, kPiece = 16, kMostColumns = 256, kWide = 8;
 using Line = float[kDepthBytes];  ///< along the sum
 
-/// A by rows, B by eight columns beside each other, and their matmul.
+using Columns = float[kDepthBytes][kWide];  ///< eight of B beside each other
+
+/// A by rows, and its matmul with B.
 struct Product {
   Line a[kRows];
-  alignas(32) float b[kMostColumns / kWide][kDepthBytes][kWide];
   alignas(32) float result[kRows][kMostColumns];
 };
 
+}  // namespace
+
+/// The last tile of B, decoded, by its bytes: the warps of a group multiply by the same one.
+struct TakenTile {
+  int type = -1, count = 0;
+  bool across = false;
+  std::uint8_t bytes[kMostColumns * kDepthBytes];
+  alignas(32) Columns b[kMostColumns / kWide];
+};
+
+namespace {
+
 /// Sums of every eighth term, then of these: one order for all instructions.
-QUERN_CPU_CLONES void multiply(Product& product, int columns, int depth) {
+QUERN_CPU_CLONES void multiply(Product& product, const Columns* b, int columns, int depth) {
   typedef float Wide __attribute__((vector_size(4 * kWide)));
   for (const Line& a : product.a)
     for (int column = 0; column < columns; column += kWide) {
       Wide partial[8] = {};
       for (int k = 0; k < depth; k += 8)
         for (int lane = 0; lane < 8; ++lane)
-          partial[lane] += a[k + lane] * *reinterpret_cast<const Wide*>(product.b[column / kWide][k + lane]);
+          partial[lane] += a[k + lane] * *reinterpret_cast<const Wide*>(b[column / kWide][k + lane]);
       Wide sum = {};
       for (const Wide& part : partial) sum += part;
       *reinterpret_cast<Wide*>(&product.result[&a - product.a][column]) = sum;
@@ -114,28 +127,60 @@ class Tile {
     stride_ = field(32);
   }
 
-  /// at(number, depth) takes each element of rows of A or columns of B.
-  template <class At>
-  void take(int first, int count, At at) {
-    const int each = kPiece / bytes_of(type_), wide = across_ ? each : 1, deep = across_ ? 1 : each;
+  /// Rows of A or columns of B, in pieces of 16 bytes.
+  void read_bytes(int first, int count, std::uint8_t* to) {
     const std::vector<std::uint8_t>& memory = warp_.block->memory;
-    for (int n = first; n < first + count; n += wide)
-      for (int k = 0; k < kDepthBytes / bytes_of(type_); k += deep) {
-        const std::uint32_t address = place(n, k);
-        if (address < kSharedBegin || address + kPiece > memory.size())
-          stop(std::string("a tile out of bounds: ") + i_.text);
-        read({address, kPiece});
-        float values[kPiece];
-        decode_elements(values, memory.data() + address, kPiece, type_);
-        for (int element = 0; element < each; ++element)
-          if (across_)
-            at(n + element, k) = values[element];
-          else
-            at(n, k + element) = values[element];
-      }
+    for_each_piece(first, count, [&](int n, int k) {
+      const std::uint32_t address = place(n, k);
+      if (address < kSharedBegin || address + kPiece > memory.size())
+        stop(std::string("a tile out of bounds: ") + i_.text);
+      read({address, kPiece});
+      std::memcpy(to, memory.data() + address, kPiece);
+      to += kPiece;
+    });
+  }
+
+  /// at(number, depth) takes each element of what read_bytes gave.
+  template <class At>
+  void decode(int first, int count, const std::uint8_t* from, At at) {
+    const int each = kPiece / bytes_of(type_);
+    for_each_piece(first, count, [&](int n, int k) {
+      float values[kPiece];
+      decode_elements(values, from, kPiece, type_);
+      for (int element = 0; element < each; ++element)
+        if (across_)
+          at(n + element, k) = values[element];
+        else
+          at(n, k + element) = values[element];
+      from += kPiece;
+    });
+  }
+
+  /// B, which stays until the block's next tile of other bytes.
+  const Columns* columns(int count) {
+    std::shared_ptr<TakenTile>& tile = warp_.block->taken;
+    if (!tile) tile = std::make_shared<TakenTile>();
+    const auto size = static_cast<std::size_t>(count) * kDepthBytes;
+    std::uint8_t bytes[sizeof tile->bytes];
+    read_bytes(0, count, bytes);
+    if (tile->type != type_ || tile->count != count || tile->across != across_ ||
+        std::memcmp(tile->bytes, bytes, size) != 0) {
+      decode(0, count, bytes, [&](int column, int k) -> float& { return tile->b[column / kWide][k][column % kWide]; });
+      tile->type = type_;
+      tile->count = count;
+      tile->across = across_;
+      std::memcpy(tile->bytes, bytes, size);
+    }
+    return tile->b;
   }
 
  private:
+  template <class F>
+  void for_each_piece(int first, int count, F f) const {
+    const int each = kPiece / bytes_of(type_), wide = across_ ? each : 1, deep = across_ ? 1 : each;
+    for (int n = first; n < first + count; n += wide)
+      for (int k = 0; k < kDepthBytes / bytes_of(type_); k += deep) f(n, k);
+  }
   std::uint32_t place(int number, int depth) const {
     const auto n = static_cast<std::uint32_t>(number), k = static_cast<std::uint32_t>(depth);
     const std::uint32_t at =
@@ -171,14 +216,13 @@ void multiply_tiles(Warp& warp, const Instruction& i) {
     take_registers(product.a, warp, i.operands.data(), 4, type_a);
   } else {
     const int first = warp.number % 4 * kRows;
-    Tile(warp, i, i.a, type_a, (i.mode & a_across) != 0).take(first, kRows, [&](int row, int k) -> float& {
-      return product.a[row - first][k];
-    });
+    std::uint8_t bytes[kRows * kDepthBytes];
+    Tile tile(warp, i, i.a, type_a, (i.mode & a_across) != 0);
+    tile.read_bytes(first, kRows, bytes);
+    tile.decode(first, kRows, bytes, [&](int row, int k) -> float& { return product.a[row - first][k]; });
   }
-  Tile(warp, i, i.b, type_b, (i.mode & b_across) != 0).take(0, i.count, [&](int column, int k) -> float& {
-    return product.b[column / kWide][k][column % kWide];
-  });
-  multiply(product, i.count, kDepthBytes / bytes_of(type_a));
+  const Columns* b = Tile(warp, i, i.b, type_b, (i.mode & b_across) != 0).columns(i.count);
+  multiply(product, b, i.count, kDepthBytes / bytes_of(type_a));
   for (int lane = 0; lane < 32; ++lane) {
     std::uint64_t* const r = warp.lanes[static_cast<std::size_t>(lane)]->registers;
     const int* place = i.values.data();
@@ -195,13 +239,14 @@ void multiply_tiles(Warp& warp, const Instruction& i) {
 void multiply_registers(Warp& warp, const Instruction& i) {
   const int type_a = i.type % 8, type_b = i.type / 8, depth = kDepthBytes / bytes_of(type_a);
   Product product;
-  Line b[kRows];
+  Line rows[kRows];
+  alignas(32) Columns b;
   take_registers(product.a, warp, i.operands.data(), 4, type_a);
   const int columns[] = {i.operands[4], i.operands[4], i.operands[5], i.operands[5]};  // eight of them, not sixteen
-  take_registers(b, warp, columns, 4, type_b);
+  take_registers(rows, warp, columns, 4, type_b);
   for (int k = 0; k < depth; ++k)
-    for (int column = 0; column < kWide; ++column) product.b[0][k][column] = b[column][k];
-  multiply(product, 8, depth);
+    for (int column = 0; column < kWide; ++column) b[k][column] = rows[column][k];
+  multiply(product, &b, 8, depth);
   for (int lane = 0; lane < 32; ++lane)
     for (int k = 0; k < 4; ++k) {
       std::uint64_t* r = warp.lanes[static_cast<std::size_t>(lane)]->registers;
