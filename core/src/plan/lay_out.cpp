@@ -224,10 +224,10 @@ class Layout : Reserve {
     plan_.loading_bytes = std::max<std::int64_t>(most - (plan_.device_bytes - begin), 0);
   }
 
-  // The schedules say what a window holds at once. They are rebuilt once the slots have a place.
+  // The schedules say what a window holds at once.
   void lay_out_slots() {
     plan_.ring =
-        ring_for(make_largest_schedules(plan_), plan_.alignment, plan_.options.ahead, std::move(plan_.ring.spare));
+        ring_for(make_slot_schedules(plan_), plan_.alignment, plan_.options.ahead, std::move(plan_.ring.spare));
     if (plan_.ring.bytes == 0) return;
     plan_.ring.offset = reserve(kSlots, plan_.ring.bytes);
     lay_out_kept(plan_);

@@ -355,7 +355,7 @@ ChosenPrograms::ChosenPrograms(const PlanParts& parts, const PlanOptions& option
   if (options.logits) plan.head_logits = placed(set.logits);
   if (options.next_logits) plan.head_next = placed(set.next_logits);
   for (const Stage& stage : set.classes) plan.classes.push_back(placed(stage));
-  plan.class_of_layer = set.class_of_layer;
+  plan.class_of_layer = set.layer_classes(choice).of_layer;
   if (!options.train) return;
   plan.embed_backward = placed(set.embed.backward);
   plan.head_train = placed(set.head.forward);

@@ -102,12 +102,16 @@ Plan Trials::plan(const PlanParts& parts, const PlanOptions& options, const Reco
                   const PlanTest& worth_slots) {
   constexpr std::size_t kMost = 8;  // some megabytes each
   Programs& programs = this->programs(parts, options);
-  auto chosen = programs.chosen.find(choice);
+  LayerClasses classes = programs.lowered.layer_classes(choice);
+  const std::tuple key{choice.recomputed, choice.fewer, std::move(classes.stages)};
+  auto chosen = programs.chosen.find(key);
   if (chosen == programs.chosen.end()) {
-    for (auto& [key, known] : known_)
+    for (auto& [of, known] : known_)
       if (&known != &programs || known.chosen.size() >= kMost) known.chosen.clear();
-    chosen = programs.chosen.try_emplace(choice, programs.parts, options, programs.lowered, choice).first;
+    chosen = programs.chosen.try_emplace(key, programs.parts, options, programs.lowered, choice).first;
   }
+  // How many layers recompute less does not change programs.
+  chosen->second.plan.class_of_layer = std::move(classes.of_layer);
   return plan_with(parts, options, chosen->second, worth_slots);
 }
 

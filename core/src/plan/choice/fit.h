@@ -6,6 +6,7 @@
 #include <set>
 #include <string>
 #include <tuple>
+#include <utility>
 #include <vector>
 
 #include "plan/planner.h"
@@ -68,9 +69,12 @@ class Trials {
     Programs(const PlanParts& of, const PlanOptions& options) : parts(of), lowered(parts, options) {}
     const PlanParts parts;  // which `lowered` borrows
     const ProgramSet lowered;
-    std::map<RecomputeChoice, ChosenPrograms> chosen = {};  // up to eight, of one key
-    std::vector<std::set<std::string>> path = {};           // to recompute, from everything to as little as helps
-    std::size_t step = 0;                                   // of the path, that fitted last
+    /// Up to eight, of one key: by recomputed values, and the classes of layers.
+    std::map<std::tuple<std::set<std::string>, std::set<std::string>, std::vector<std::pair<int, bool>>>,
+             ChosenPrograms>
+        chosen = {};
+    std::vector<std::set<std::string>> path = {};  // to recompute, from everything to as little as helps
+    std::size_t step = 0;                          // of the path, that fitted last
   };
   /// By the form of the precision backend, the micro-batch and the chunk of logits.
   std::map<std::tuple<const PrecisionBackend*, std::int64_t, std::int64_t>, Programs> known_;

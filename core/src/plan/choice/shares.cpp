@@ -36,7 +36,8 @@ class Search {
     const std::string whole = text_of(fastest);
     const double seconds = best.plan.seconds_per_step;
     for (const std::string& store : options_.stores) {
-      for (const std::int64_t percent : {0, 20, 40, 60, 80}) try_percent(best, key, store, percent);
+      for (const std::int64_t percent : {0, 20, 40, 60, 80})
+        if (try_percent(best, key, store, percent).fills_device) break;
       if (key.placement != &StatePlacement::master && key.placement != &StatePlacement::moments) break;
     }
     for (const std::int64_t apart : {10, 5}) {
@@ -49,40 +50,47 @@ class Search {
   }
 
  private:
-  void try_percent(Choice& best, const PlacedKey& key, const std::string& store, std::int64_t percent) {
-    if (percent < 0 || percent > 99) return;
+  struct Tried {
+    double seconds = std::numeric_limits<double>::infinity();  ///< of a step; infinite where it does not fit
+    bool fills_device = false;                                 ///< then a larger share does not fit either
+  };
+
+  Tried try_percent(Choice& best, const PlacedKey& key, const std::string& store, std::int64_t percent) {
+    if (percent < 0 || percent > 99) return {};
     PlanOptions trial = best.plan.options;
     Placement& placement = trial.state.*key.placement;
-    if (percent == 0 && store == options_.stores.front()) return;  // it was compared
+    if (percent == 0 && store == options_.stores.front()) return {};  // it was compared
     placement.memory = store;
     placement.device_percent = percent;
-    if (!placement_faults(trial.state).empty()) return;
+    if (!placement_faults(trial.state).empty()) return {};
     std::string placed;
     for (const PlacedKey& each : kPlacedKeys) placed += text_of(trial.state.*each.placement) + " ";
-    const auto [known, is_new] = tried_.try_emplace(placed, 0);
-    if (is_new || known->second < best.plan.seconds_per_step) known->second = try_options(best, trial);
+    const auto [known, is_new] = tried_.try_emplace(placed);
+    if (is_new || known->second.seconds < best.plan.seconds_per_step) known->second = try_options(best, trial);
+    return known->second;
   }
 
-  /// Takes it where that is faster. Seconds of a step; infinite where it does not fit.
-  double try_options(Choice& best, const PlanOptions& trial) {
+  /// Takes it where that is faster.
+  Tried try_options(Choice& best, const PlanOptions& trial) {
     const PlanTest holds = [this](const Plan& plan) { return limits_.hold(plan); };
     Fit fit = trials_.named(parts_, trial, holds);  // as choose() takes it where these placements are named
     std::optional<Decision> recomputes;
     if (!holds(fit.plan)) {
       const std::int64_t named_bytes = fit.plan.device_total();
       fit = trials_.within(parts_, trial, limits_);
-      if (!holds(fit.plan)) return std::numeric_limits<double>::infinity();
+      if (!holds(fit.plan))
+        return {.fills_device = fit.plan.ring.bytes == 0 && above(fit.plan.device_total(), limits_.device) > 0};
       recomputes = recompute_decision(options_, fit.choice, named_bytes);
     }
     add_estimates(fit.plan, parts_.device);
     const double seconds = fit.plan.seconds_per_step;
-    if (seconds >= best.plan.seconds_per_step) return seconds;
+    if (seconds >= best.plan.seconds_per_step) return {seconds};
     std::vector<Decision>& decisions = fit.plan.decisions = std::move(best.plan.decisions);
     std::erase_if(decisions, [](const Decision& decision) { return decision.key == kRecomputeKey; });
     if (recomputes) decisions.push_back(std::move(*recomputes));
     best.recompute = std::move(fit.choice);
     best.plan = std::move(fit.plan);
-    return seconds;
+    return {seconds};
   }
 
   static void decide(Choice& best, const PlacedKey& key, const std::string& whole, double seconds) {
@@ -100,7 +108,7 @@ class Search {
   const PlanParts& parts_;
   const PlanOptions& options_;
   const Limits limits_;
-  std::map<std::string, double> tried_ = {};  ///< seconds of a step, by placements
+  std::map<std::string, Tried> tried_ = {};  ///< by placements
 };
 
 /// Whether it recomputes more than the config's own.

@@ -340,20 +340,26 @@ void ProgramSet::finish_stage(Stage& stage, const std::set<std::string>& recompu
   stage.backward = fused(stage.split.backward);
 }
 
+LayerClasses ProgramSet::layer_classes(const RecomputeChoice& choice) const {
+  LayerClasses classes;
+  for (std::size_t layer = 0; layer < stage_of_layer_.size(); ++layer) {
+    const bool richer = options_.train && static_cast<std::int64_t>(layer) < choice.richer_layers;
+    const std::pair stage{stage_of_layer_[layer], richer};
+    const auto known = std::find(classes.stages.begin(), classes.stages.end(), stage);
+    classes.of_layer.push_back(static_cast<int>(known - classes.stages.begin()));
+    if (known == classes.stages.end()) classes.stages.push_back(stage);
+  }
+  return classes;
+}
+
 void ProgramSet::finish(const RecomputeChoice& choice) {
   DType activation = parts_.precision.traits().activation;
   // Its inputs are there in the backward pass: it keeps what no op makes again, as scales are.
   finish_stage(embed, recomputed_values(embed.lowered.joint, ops_, {"block"}));
-  std::map<std::pair<int, bool>, int> known;
-  for (std::size_t layer = 0; layer < stage_of_layer_.size(); ++layer) {
-    bool richer = options_.train && static_cast<std::int64_t>(layer) < choice.richer_layers;
-    auto [it, fresh] = known.try_emplace({stage_of_layer_[layer], richer}, static_cast<int>(classes.size()));
-    if (fresh) {
-      classes.push_back(stages_[static_cast<std::size_t>(stage_of_layer_[layer])]);
-      if (richer) classes.back().name += ".richer";
-      finish_stage(classes.back(), richer ? choice.fewer : choice.recomputed);
-    }
-    class_of_layer.push_back(it->second);
+  for (const auto& [stage, richer] : layer_classes(choice).stages) {
+    classes.push_back(stages_[static_cast<std::size_t>(stage)]);
+    if (richer) classes.back().name += ".richer";
+    finish_stage(classes.back(), richer ? choice.fewer : choice.recomputed);
   }
 
   auto lowered = [&](const Program& program) {

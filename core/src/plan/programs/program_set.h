@@ -4,6 +4,7 @@
 #include <compare>
 #include <set>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "plan/plan.h"
@@ -31,11 +32,19 @@ struct RecomputeChoice {
   auto operator<=>(const RecomputeChoice&) const = default;
 };
 
+/// Classes of layers that are alike.
+struct LayerClasses {
+  /// The stage that each is of, and whether it recomputes less, in the order of their first layers.
+  std::vector<std::pair<int, bool>> stages = {};
+  std::vector<int> of_layer = {};
+};
+
 class ProgramSet {
  public:
   /// Runs the passes through lowering, which do not depend on where state is placed; `finish` does the rest.
   ProgramSet(const PlanParts& parts, const PlanOptions& options);
 
+  LayerClasses layer_classes(const RecomputeChoice& choice) const;
   /// Splits the layers' joint programs and fuses everything.
   void finish(const RecomputeChoice& choice);
   /// Values to recompute under a policy (names of kRecomputeNames), of all layers' stages.
@@ -57,9 +66,8 @@ class ProgramSet {
   ModelPrograms written() const;
 
   Stage embed, head;
-  std::vector<Stage> classes;       ///< finished, of layers that are alike
-  std::vector<int> class_of_layer;  ///< by layer
-  Program logits, next_logits;      ///< fused; empty unless asked for
+  std::vector<Stage> classes;   ///< finished, as layer_classes has them
+  Program logits, next_logits;  ///< fused; empty unless asked for
 
  private:
   /// Throws a config error for high-precision layers or parameters that the model lacks.

@@ -4,6 +4,8 @@
 #include <functional>
 #include <map>
 #include <numeric>
+#include <set>
+#include <tuple>
 #include <utility>
 
 #include "plan/schedule/order.h"
@@ -30,9 +32,12 @@ std::string launch_name(const Program& program, const Op& op) {
   return made == kNoValue ? op.kind : op.kind + " " + program[made].name;
 }
 
+/// Programs that schedules have.
+enum class Programs : std::uint8_t { all, in_slots /* those that use values in slots */ };
+
 class Maker {
  public:
-  explicit Maker(const Plan& plan) : plan_(plan), places_(plan, set_.values) {}
+  explicit Maker(const Plan& plan, Programs programs) : plan_(plan), programs_(programs), places_(plan, set_.values) {}
 
   ScheduleSet make(const std::function<bool(const Run&)>& wanted) {
     for (const StorePlan& store : plan_.stores) {
@@ -59,6 +64,7 @@ class Maker {
       number_versions(set_, set_[run]);
     }
     std::erase_if(set_.runs, [](const RunSchedule& schedule) { return schedule.empty(); });
+    if (programs_ == Programs::in_slots) return std::move(set_);
     for (const PlannedTensor& tensor : plan_.tensors) {
       if (tensor.owner == TensorOwner::loading || tensor.owner == TensorOwner::activation) continue;
       const Access access = places_.tensor(tensor);
@@ -99,11 +105,16 @@ class Maker {
 
   void add_program(const Run& run, const Stop& stop, std::vector<bool>& has_sum) {
     const Program& program = stop.program->program;
-    if (program.ops.empty()) return;
+    if (program.ops.empty() || without_slots_.contains({stop.program, stop.flow, stop.layer})) return;
+    const std::vector<Access> accesses = places_.of(stop);
+    if (programs_ == Programs::in_slots &&
+        std::none_of(accesses.begin(), accesses.end(), [&](const Access& a) { return set_.has_slot(a.place); })) {
+      without_slots_.emplace(stop.program, stop.flow, stop.layer);
+      return;
+    }
     Known& known = this->known(*stop.program);
     const Reading& reading = observes(run) ? known.observed : known.plain;
     auto& tasks = observes(run) ? known.observed_tasks : known.tasks;
-    const std::vector<Access> accesses = places_.of(stop);
     has_sum.resize(set_.values.size(), false);
     std::vector<bool> in_slot(set_.values.size(),
                               false);  // as has_sum, of gradients that are reduced behind this program
@@ -470,8 +481,10 @@ class Maker {
   }
 
   const Plan& plan_;
+  const Programs programs_;
   ScheduleSet set_;
   Places places_;
+  std::set<std::tuple<const PlacedProgram*, Stop::Flow, int>> without_slots_;  // by layer; of Programs::in_slots
   std::map<const PlacedProgram*, Known> known_;
   std::vector<Access> reads_, writes_;  // of the action being added
 };
@@ -483,13 +496,13 @@ ScheduleSet make_schedules(const Plan& plan) {
 }
 
 ScheduleSet make_schedules(const Plan& plan, const std::function<bool(const Run&)>& wanted) {
-  return Maker(plan).make(wanted);
+  return Maker(plan, Programs::all).make(wanted);
 }
 
 // A micro-step that ends a step holds what the others do, and one that applies an update more.
-ScheduleSet make_largest_schedules(const Plan& plan) {
+ScheduleSet make_slot_schedules(const Plan& plan) {
   const bool ends = !order_of(plan, Run::last).empty();
-  return make_schedules(plan, [&](const Run& run) {
+  return Maker(plan, Programs::in_slots).make([&](const Run& run) {
     return run.kind != Run::Kind::micro_step || (run.step.last == ends && run.step.first == run.step.updates);
   });
 }

@@ -16,7 +16,8 @@ ScheduleSet make_schedules(const Plan& plan);
 /// Of these runs alone.
 ScheduleSet make_schedules(const Plan& plan, const std::function<bool(const Run&)>& wanted);
 
-/// Only those that any other's windows are in, to know how large slots must be.
-ScheduleSet make_largest_schedules(const Plan& plan);
+/// To know how large slots must be: of the runs those that any other's windows are in, of their programs those that use
+/// slots.
+ScheduleSet make_slot_schedules(const Plan& plan);
 
 }  // namespace quern
