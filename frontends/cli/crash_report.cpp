@@ -12,6 +12,7 @@
 #include <cstring>
 #include <string>
 
+#include "conformance/plugin_heap.h"
 #include "launch/local_ranks.h"
 #include "plugin/plugin_file.h"
 
@@ -65,9 +66,11 @@ extern "C" void on_crash(int signal, siginfo_t* info, void*) {
                            prefix.c_str(), signal, ::sigdescr_np(signal), static_cast<int>(info->si_pid));
   } else {
     const Place place = place_of_crash();
+    const char* block = signal == SIGSEGV ? conformance::guarded_block_at(info->si_addr) : nullptr;
     length = std::snprintf(
-        line.data(), line.size(), "quern: error: %s%s: crashed: found signal %d (%s) in %s; %s\n", prefix.c_str(),
+        line.data(), line.size(), "quern: error: %s%s: crashed: found signal %d (%s) in %s%s%s; %s\n", prefix.c_str(),
         place.plugin ? place.plugin : "quern", signal, ::sigdescr_np(signal), place.file ? place.file : "no library",
+        block ? ", " : "", block ? block : "",
         place.plugin ? "this is a fault in the plugin or in a library that it calls; please report it to its author"
                      : "this is a fault in quern or in a library; please report it");
   }

@@ -165,7 +165,20 @@ TEST_CASE("a config.json without one of the options") {
 }
 
 TEST_CASE("scratch that launches share") {
-  check_broken("model", "shared_scratch", {"own ops in f32", "own ops in bf16"}, {"of two at once", "other bits"});
+  check_sound(checked("model", "shared_scratch"));
+  for (const auto& [fault, part] : {std::pair("fault=1", "kernel_copy, launch 0 of two at once"),
+                                    {"fault=2", "process_copy, launch "},
+                                    {"fault=3", "exclusive_copy, launch "}}) {
+    PluginHost host = run_host();
+    CheckOptions options;
+    options.settings = {fault};
+    const Report report = check(host, (kFolder / "model" / "libquern_shared_scratch.so").string(), options);
+    const std::string text = report.text();
+    CAPTURE(text);
+    CHECK(report.count(Verdict::broken) == 2);  // own ops in f32 and in bf16
+    CHECK(text.find(part) != std::string::npos);
+    CHECK(text.find("while other ops run, and the same on another device: got other bits") != std::string::npos);
+  }
 }
 
 TEST_CASE("a collective that hands on whole packs only") {
@@ -246,6 +259,10 @@ TEST_CASE("a store that passes over a put of one byte") {
   check_broken("offload", "drops_byte", {"put and get"}, {"a slot of 1 bytes, byte 0", "got 0"});
 }
 
+TEST_CASE("a store that works no longer where memory ran out once") {
+  check_broken("offload", "keeps_size", {"memory that runs out"}, {"allocation 1 of the device fails", "got "});
+}
+
 TEST_CASE("calls that leave memory or files behind") {
   check_setting("offload", "leaks", "kept=memory", "calls leave nothing", "heap after 1000 times put and get");
   check_setting("offload", "leaks", "kept=unflushed", "calls leave nothing", "heap after 1000 times put and get");
@@ -302,16 +319,20 @@ TEST_CASE("states that grow without bound, and sums that forget what was there o
   }
 }
 
-TEST_CASE("an op that is right at some sizes only") {
+TEST_CASE("an op that is right at some sizes or dtypes only, or keeps memory") {
   check_sound(checked("model", "some_sizes"));
-  for (const auto& [fault, op] : {std::pair("fault=1", "pack_copy(f32(17, 43)"), std::pair("fault=2", "(2387, 43)")}) {
+  for (const auto& [fault, op] : std::initializer_list<std::pair<const char*, std::string_view>>{
+           {"fault=1", "pack_copy(f32(17, 43)"},
+           {"fault=2", "(2387, 43)"},
+           {"fault=3", "any_copy(f64(21, 16) ) -> (f64(21, 16) ), which is accepted"},
+           {"fault=4", "heap after 1000 times kept_copy"}}) {
     PluginHost host = run_host();
     CheckOptions options;
     options.settings = {fault};
     const Report report = check(host, (kFolder / "model" / "libquern_some_sizes.so").string(), options);
     const std::string text = report.text();
     CAPTURE(text);
-    CHECK(report.count(Verdict::broken) == 2);  // own ops in f32 and in bf16
+    CHECK(report.count(Verdict::broken) == (op.starts_with("any") ? 1 : 2));  // own ops in bf16, and in f32
     CHECK(text.find(op) != std::string::npos);
   }
 }

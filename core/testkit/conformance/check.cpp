@@ -5,6 +5,7 @@
 
 #include "conformance/contracts.h"
 #include "conformance/expected_values.h"
+#include "conformance/plugin_heap.h"
 
 namespace quern::conformance {
 
@@ -27,6 +28,13 @@ void need_options(const std::vector<PluginEntry>& entries, const CheckOptions& o
                                     .expected = "key=value of an option of theirs",
                                     .next = near.empty() ? near : "nearest name `" + near + "`"});
   }
+}
+
+/// What the plugin takes by `new` is guarded from here on; all that are checked are of one file.
+void guard_heap(const PluginHost& host, const Factory& factory) {
+  const std::string origin = host.origin(factory.kind, factory.id);
+  for (const auto& plugin : host.loaded())
+    if (origin.ends_with(plugin->path.string())) guard_heap_of(plugin->path);
 }
 
 void check_kind(Report& report, const Subject& subject) {
@@ -94,6 +102,7 @@ Report check(PluginHost& host, const std::string& what, const CheckOptions& opti
       return "licence " + plugin.licence;
     });
   }
+  guard_heap(host, *entries[0].factory);
   need_options(entries, options);
   for (const PluginEntry& entry : entries) check_factory(report, host, *entry.factory, options);
   return report;

@@ -274,6 +274,16 @@ const std::vector<OpFamily>& op_families() {
   return families;
 }
 
+std::map<std::string, std::string> refused_ops(const Device& device) {
+  std::map<std::string, std::string> reasons;
+  const Visitor visitor([&](const OpComparison& op) {
+    if (std::string reason = device.query(op.instance()).refusal; !reason.empty())
+      reasons.try_emplace(op.instance().kind, std::move(reason));
+  });
+  for (const OpFamily& family : op_families()) family.cases(visitor);
+  return reasons;
+}
+
 std::string plans_ops(const Device& device) {
   std::map<std::string, std::pair<int, int>> kinds;  // accepted, refused
   std::string reason;

@@ -2,6 +2,7 @@
 // The ops of a device: planned, and run against the oracle.
 
 #include <functional>
+#include <map>
 #include <string>
 #include <vector>
 
@@ -18,6 +19,8 @@ struct OpFamily {
 };
 const std::vector<OpFamily>& op_families();
 
+/// Ops of which the device refuses a case, each with the first reason.
+std::map<std::string, std::string> refused_ops(const Device& device);
 /// Every case is accepted or refused with a reason, every kind without operands refused; counts by kind.
 std::string plans_ops(const Device& device);
 /// Both devices are open.

@@ -1,5 +1,6 @@
 #include "conformance/expected_values.h"
 
+#include <algorithm>
 #include <cmath>
 #include <cstdio>
 #include <filesystem>
@@ -41,6 +42,29 @@ std::string printable(const std::string& text) {
   return Json::parse(Json(text).dump(-1, ' ', false, Json::error_handler_t::replace)).get<std::string>();
 }
 
+/// Without where, which has the plugin's path.
+std::string reason_of(const Error& error) {
+  const ErrorDetail& detail = error.detail();
+  std::string text = detail.what;
+  if (!detail.found.empty()) text += ": found " + detail.found;
+  if (!detail.expected.empty()) text += ", expected " + detail.expected;
+  return detail.next.empty() ? text : text + "; " + detail.next;
+}
+
+/// What an option is when nobody sets it, and what it may be.
+std::string text_of(const OptionSpec& spec) {
+  auto bound = [](double value) {
+    char text[32];
+    std::snprintf(text, sizeof text, "%.12g", value);
+    return std::string(text);
+  };
+  std::string text = spec.required ? "required" : to_string(spec.default_value);
+  if (spec.minimum > -INFINITY) text += (spec.open_minimum ? ", above " : ", at least ") + bound(spec.minimum);
+  if (spec.maximum < INFINITY) text += ", at most " + bound(spec.maximum);
+  for (const std::string& choice : spec.choices) text += (&choice == spec.choices.data() ? ", one of " : " ") + choice;
+  return text;
+}
+
 Case observed(const Subject& subject, const Observer& observer, const std::vector<std::string>& settings) {
   Case one{settings, {}, {}};
   CheckOptions options = subject.options;
@@ -53,8 +77,10 @@ Case observed(const Subject& subject, const Observer& observer, const std::vecto
     one.gives = observer.observe(changed);
   } catch (const Error& error) {
     if (error.code() == ErrorCode::internal || settings.empty()) throw;
-    one.refused = printable(error.detail().what);
+    one.refused = printable(reason_of(error));
   }
+  if (one.refused.empty())
+    for (const OptionSpec& spec : subject.factory.options) one.gives["option " + spec.key] = text_of(spec);
   for (auto& [name, value] : one.gives) {
     if (auto* text = std::get_if<std::string>(&value)) *text = printable(*text);
     if (auto* numbers = std::get_if<std::vector<double>>(&value))
@@ -168,6 +194,10 @@ std::vector<std::vector<std::string>> first_cases(const Subject& subject) {
     if (!now || spec.key == "config") continue;
     std::vector<OptionValue> values = other_values(spec, *now);
     if (spec.type != OptionType::text && values.size() > 1) values.resize(1);
+    for (const std::int64_t least : {0, 1})  // which is often off, and the least that is on
+      if (OptionValue value = least; spec.type == OptionType::integer && spec.minimum == 0 && value != *now &&
+                                     std::ranges::find(values, value) == values.end())
+        values.push_back(value);
     for (const OptionValue& value : values) all.push_back({spec.key + "=" + to_string(value)});
   }
   return all;

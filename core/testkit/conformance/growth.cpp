@@ -4,6 +4,7 @@
 
 #include <filesystem>
 
+#include "conformance/plugin_heap.h"
 #include "conformance/report.h"
 
 namespace quern::conformance {
@@ -26,7 +27,7 @@ std::int64_t entries_of(const char* folder) {
 
 Held held() {
   const struct mallinfo2 heap = ::mallinfo2();
-  return {static_cast<std::int64_t>(heap.uordblks + heap.hblkhd), entries_of("/proc/self/fd"),
+  return {static_cast<std::int64_t>(heap.uordblks + heap.hblkhd + guarded_bytes()), entries_of("/proc/self/fd"),
           entries_of("/proc/self/task")};
 }
 

@@ -3,9 +3,11 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <functional>
 
 #include "base/files/test_directory.h"
 #include "conformance/contracts.h"
+#include "conformance/device_ops.h"
 #include "conformance/flipped_bit.h"
 #include "conformance/product_run.h"
 #include "conformance/trial.h"
@@ -18,6 +20,7 @@ namespace quern::conformance {
 namespace {
 
 constexpr std::size_t kFew = 12;  ///< numbers that stand for themselves
+constexpr const char* kNoState = "the state of something else, 0123456789 0123456789 0123456789";
 
 std::vector<double> digest(const std::vector<float>& values) {
   if (values.size() <= kFew) return {values.begin(), values.end()};
@@ -155,6 +158,16 @@ std::vector<float> elements(const std::vector<std::byte>& bytes) {
   return values;
 }
 
+/// The error's text; empty: there is none.
+std::string refusal_of(const std::function<void()>& action) {
+  try {
+    action();
+    return "";
+  } catch (const Error& error) {
+    return error.what();
+  }
+}
+
 Observed of_dataset(const Subject& subject) {
   auto dataset = subject.make<Dataset>();
   Observed seen;
@@ -162,6 +175,7 @@ Observed of_dataset(const Subject& subject) {
     if (!dataset->has(split)) continue;
     DataRequest request{.split = split, .geometry = {3, 16}, .seed = 5};
     auto source = dataset->open(request);
+    seen[std::string(name) + "a saved state that is none"] = refusal_of([&] { source->load_state(kNoState); });
     const std::int64_t epoch = source->epoch_tokens(), rows = request.geometry.batch;
     seen[std::string(name) + "vocabulary, tokens of an epoch"] =
         std::vector<double>{static_cast<double>(source->vocabulary()), static_cast<double>(epoch)};
@@ -194,6 +208,20 @@ Observed of_log(const Subject& subject) {
   return seen;
 }
 
+// ---- devices: ops of the vocabulary that they do not take ----
+
+Observed of_device(const Subject& subject) {
+  Observed seen;
+  std::string kinds;
+  const auto device = subject.make<Device>();
+  for (const auto& [kind, reason] : refused_ops(*device)) {
+    kinds += (kinds.empty() ? "" : ", ") + kind;
+    seen["why it refuses " + kind] = reason;
+  }
+  seen["ops with a case that it refuses"] = kinds;
+  return seen;
+}
+
 // ---- stores: their limit, and whether they notice a bit that flips ----
 
 Observed of_store(const Subject& subject) {
@@ -214,6 +242,9 @@ Observed of_store(const Subject& subject) {
   seen["mappable, in host memory, can be captured"] =
       std::vector<double>{static_cast<double>(traits.mappable), static_cast<double>(traits.in_host_memory),
                           static_cast<double>(traits.can_capture)};
+  seen["capacity, rates of puts and gets: 0 if not stated"] =
+      std::vector<double>{static_cast<double>(traits.capacity > 0), static_cast<double>(traits.put_rate > 0),
+                          static_cast<double>(traits.get_rate > 0)};
   seen["a bit of stored data flips"] = std::string(name_of(after_flipped_bit(subject)));
   return seen;
 }
@@ -225,7 +256,7 @@ Observer observer_of(const std::string& kind) {
       {kPluginKind<Model>, {of_model, 1e-4}},       {kPluginKind<Optimizer>, {of_optimizer, 1e-5}},
       {kPluginKind<Schedule>, {of_schedule, 1e-6}}, {kPluginKind<PrecisionBackend>, {of_precision, 1e-2}},
       {kPluginKind<Dataset>, {of_dataset, 1e-5}},   {kPluginKind<LogSink>, {of_log, 0}},
-      {kPluginKind<OffloadStore>, {of_store, 0}}};
+      {kPluginKind<OffloadStore>, {of_store, 0}},   {kPluginKind<Device>, {of_device, 0}}};
   for (const auto& [known, observer] : observers)
     if (kind == known) return observer;
   return {};

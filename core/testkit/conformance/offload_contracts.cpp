@@ -9,6 +9,7 @@
 #include "conformance/growth.h"
 #include "quern/error.h"
 #include "quern/testkit/device_memory.h"
+#include "quern/testkit/forwarding_device.h"
 
 namespace quern::conformance {
 
@@ -24,10 +25,9 @@ struct Opened {
   std::unique_ptr<OffloadStore> store;
   Stream stream;
 
-  explicit Opened(const Subject& subject)
-      : device(open_device(subject.host, subject.options)),
-        store(subject.make<OffloadStore>()),
-        stream(device->stream(StreamKind::copy_out)) {
+  explicit Opened(const Subject& subject) : Opened(subject, open_device(subject.host, subject.options)) {}
+  Opened(const Subject& subject, std::unique_ptr<Device> opened)
+      : device(std::move(opened)), store(subject.make<OffloadStore>()), stream(device->stream(StreamKind::copy_out)) {
     store->open(*device, {.folder = folder.path()});
   }
   void put(OffloadSlot slot, std::size_t offset, const Bytes& bytes) {
@@ -254,6 +254,70 @@ std::string grows(const Subject& subject) {
   return text + ", and with flush";
 }
 
+/// A device whose memory runs out once.
+class Exhausted final : public testkit::ForwardingDevice {
+ public:
+  using ForwardingDevice::ForwardingDevice;
+  /// After `calls` more allocations one fails; negative: none.
+  void fail_after(int calls) { left_ = calls; }
+  bool failed() const { return failed_; }
+  void* allocate(MemoryKind kind, std::size_t bytes) override {
+    if (left_ >= 0 && left_-- == 0) {
+      failed_ = true;
+      throw Error(ErrorCode::resources, {.where = "device", .what = "out of memory"});
+    }
+    return ForwardingDevice::allocate(kind, bytes);
+  }
+
+ private:
+  int left_ = -1;
+  bool failed_ = false;
+};
+
+/// The first, second, ... allocation after open() fails: a resources error, and the store works on, or has a fault.
+std::string memory_runs_out(const Subject& subject) {
+  int failures = 0;
+  for (bool failed = true; failed; ++failures) {
+    auto made = std::make_unique<Exhausted>(open_device(subject.host, subject.options));
+    Exhausted& device = *made;
+    Opened opened(subject, std::move(made));
+    const OffloadSlot slot = opened.store->reserve(90001);
+    DeviceMemory memory(device, 90001);
+    const std::string what = "allocation " + std::to_string(failures + 1) + " of the device fails";
+    device.fail_after(failures);
+    // Sizes that rise and fall: what a failed call leaves is used again.
+    for (const std::size_t bytes : {50001, 90001, 90001, 777, 90001}) {
+      const Bytes want = pattern(bytes, static_cast<unsigned>(bytes));
+      for (const bool again : {false, true}) {
+        try {
+          device.copy(memory.data(), want.data(), bytes, opened.stream);
+          device.synchronize(opened.stream);
+          opened.store->put(slot, 0, memory.data(), bytes, opened.stream);
+          device.synchronize(opened.stream);
+          device.fill(memory.data(), 0xee, bytes, opened.stream);
+          device.synchronize(opened.stream);
+          opened.store->get(slot, 0, memory.data(), bytes, opened.stream);
+          device.synchronize(opened.stream);
+        } catch (const Error& error) {
+          need(error.code() == ErrorCode::resources && !again, "a call when " + what, error.what(),
+               again ? "no error when it is made again" : "a resources error");
+          device.synchronize(opened.stream);
+          continue;
+        }
+        if (opened.store->error()) break;  // it says so
+        Bytes got(bytes);
+        device.copy(got.data(), memory.data(), bytes, opened.stream);
+        device.synchronize(opened.stream);
+        need_same("a get of " + std::to_string(bytes) + " bytes after " + what, got, want);
+        break;
+      }
+    }
+    failed = device.failed();
+    device.fail_after(-1);
+  }
+  return std::to_string(failures - 1) + " allocations of its own";
+}
+
 std::string refuses(const Subject& subject) {
   Opened opened(subject);
   constexpr std::size_t kTooLarge = std::size_t{1} << 60;
@@ -290,6 +354,7 @@ void check_offload_store(Report& report, const Subject& subject) {
   });
   report.contract("map", [&] { return maps(subject); });
   report.contract("calls leave nothing", [&] { return grows(subject); });
+  report.contract("memory that runs out", [&] { return memory_runs_out(subject); });
   report.contract("a slot that is too large", [&] { return refuses(subject); });
 }
 

@@ -8,6 +8,8 @@
 #include <set>
 
 #include "base/format.h"
+#include "conformance/growth.h"
+#include "conformance/meanwhile.h"
 #include "conformance/report.h"
 #include "quern/testkit/device_memory.h"
 #include "quern/testkit/op_comparison.h"
@@ -92,28 +94,6 @@ void need_rounded_once(const OpInstance& narrow, const std::vector<PoisonedTenso
   }
 }
 
-/// Operands of one launch among several.
-struct Launch {
-  std::deque<DeviceMemory> memory;
-  std::vector<View> inputs, outputs;
-  void* workspace = nullptr;
-
-  Launch(Device& device, const OpInstance& op, const std::vector<PoisonedTensor>& values, std::size_t workspace_bytes) {
-    auto place = [&](const Operand& operand) {
-      if (!operand.present) return View{nullptr, operand.dtype, operand.extents};
-      memory.emplace_back(device, static_cast<std::size_t>(operand.bytes()));
-      return View{memory.back().data(), operand.dtype, operand.extents};
-    };
-    for (std::size_t i = 0; i < values.size(); ++i) {
-      inputs.push_back(place(op.inputs[i]));
-      if (inputs.back()) memory.back().write(values[i].view().data);
-    }
-    for (const Operand& output : op.outputs) outputs.push_back(place(output));
-    memory.emplace_back(device, workspace_bytes);
-    workspace = memory.back().data();
-  }
-};
-
 std::vector<PoisonedTensor> operands_of(const OpInstance& op, std::uint64_t seed) {
   std::vector<PoisonedTensor> inputs;
   for (const Operand& operand : op.inputs)
@@ -121,37 +101,119 @@ std::vector<PoisonedTensor> operands_of(const OpInstance& op, std::uint64_t seed
   return inputs;
 }
 
-/// Again and again, with two sets of operands; on two streams at once where the kernel allows it.
-void need_same_bits(const OpInstance& op, Device& device) {
+/// A kernel with operands of its own, for one launch among several.
+struct Launch {
+  Stream stream;
+  std::shared_ptr<Kernel> kernel;
+  std::deque<DeviceMemory> memory;
+  std::vector<View> inputs, outputs;
+  void* workspace = nullptr;
+
+  Launch(Device& device, const OpInstance& op, std::shared_ptr<Kernel> prepared, std::uint64_t seed, Stream on)
+      : stream(on), kernel(std::move(prepared)) {
+    auto place = [&](const Operand& operand) {
+      if (!operand.present) return View{nullptr, operand.dtype, operand.extents};
+      memory.emplace_back(device, static_cast<std::size_t>(operand.bytes()));
+      return View{memory.back().data(), operand.dtype, operand.extents};
+    };
+    const std::vector<PoisonedTensor> values = operands_of(op, seed);
+    for (std::size_t i = 0; i < values.size(); ++i) {
+      inputs.push_back(place(op.inputs[i]));
+      if (inputs.back()) memory.back().write(values[i].view().data);
+    }
+    for (const Operand& output : op.outputs) outputs.push_back(place(output));
+    memory.emplace_back(device, device.query(op).workspace_bytes);
+    workspace = memory.back().data();
+  }
+  void operator()() const { kernel->launch(inputs, outputs, {stream, workspace}); }
+};
+
+/// Launches of several ops, one after another.
+struct Launches {
+  std::deque<Launch> each;
+  std::vector<std::string> kinds;
+
+  Launches(Device& device, const std::vector<OpInstance>& ops, Stream stream) {
+    for (const OpInstance& op : ops) {
+      each.emplace_back(device, op, device.prepare(op), 205 + each.size(), stream);
+      kinds.push_back(op.kind);
+    }
+  }
+  /// But those of one kind.
+  void launch_without(const std::string& kind) const {
+    for (std::size_t i = 0; i < each.size(); ++i)
+      if (kinds[i] != kind) each[i]();
+  }
+};
+
+/// Where ops are checked, and what other work runs meanwhile: a form of each own op, and a matmul.
+struct Bench {
+  Device &device, &another;
+  Launches beside, elsewhere;
+
+  Bench(Device& checked, Device& other, const std::vector<OpInstance>& others)
+      : device(checked),
+        another(other),
+        beside(checked, others, checked.stream(StreamKind::copy_out)),
+        elsewhere(other, others, other.stream(StreamKind::compute)) {}
+};
+
+/// Again and again, with two sets of operands, on two streams at once where the kernel allows it, while other ops run
+/// on a third stream, and the same op and others on another device of this process.
+void need_same_bits(const OpInstance& op, const Bench& bench) {
+  Device& device = bench.device;
   const OpSupport support = device.query(op);
-  const std::unique_ptr<Kernel> kernel = device.prepare(op);
+  const std::shared_ptr<Kernel> kernel = device.prepare(op);
   const Stream streams[] = {device.stream(StreamKind::compute),
-                            device.stream(support.concurrent ? StreamKind::copy_in : StreamKind::compute)};
+                            device.stream(support.concurrent ? StreamKind::copy_in : StreamKind::compute),
+                            device.stream(StreamKind::copy_out)};
   std::deque<Launch> launches;
   std::vector<OpComparison::Results> want;
-  for (std::uint64_t seed : {5, 105}) {
-    const std::vector<PoisonedTensor> inputs = operands_of(op, seed);
-    want.push_back(results_of(comparison_of(op, inputs), device, ""));
-    launches.emplace_back(device, op, inputs, support.workspace_bytes);
+  for (const std::size_t i : {0, 1}) {
+    const std::uint64_t seed = 5 + 100 * i;
+    want.push_back(results_of(comparison_of(op, operands_of(op, seed)), device, ""));
+    launches.emplace_back(device, op, kernel, seed, streams[i]);
   }
+  // The core runs ops of one kind one after another where a kernel keeps scratch of its own.
+  const std::string exclusive = support.concurrent ? "" : op.kind;
+  const Stream theirs = bench.another.stream(StreamKind::compute);
+  const Launch same(bench.another, op, bench.another.prepare(op), 305, theirs);
+  Meanwhile meanwhile([&] {
+    same();
+    bench.elsewhere.launch_without("");
+    bench.another.synchronize(theirs);
+  });
   for (int repeat = 0; repeat < kRepeats; ++repeat) {
-    for (std::size_t i : {0, 1})
-      kernel->launch(launches[i].inputs, launches[i].outputs, {streams[i], launches[i].workspace});
+    bench.beside.launch_without(exclusive);
+    for (const Launch& launch : launches) launch();
     for (Stream stream : streams) device.synchronize(stream);
-    for (std::size_t i : {0, 1})
+    for (const std::size_t i : {0, 1})
       for (std::size_t o = 0; o < want[i].size(); ++o) {
         if (!op.outputs[o].present) continue;
         std::vector<std::byte> got(launches[i].outputs[o].bytes());
         device.copy(got.data(), launches[i].outputs[o].data, got.size(), streams[0]);
         device.synchronize(streams[0]);
         need(std::memcmp(got.data(), want[i][o].view().data, got.size()) == 0,
-             op.kind + ", launch " + std::to_string(repeat) + (support.concurrent ? " of two at once" : ""),
+             op.kind + ", launch " + std::to_string(repeat) + (support.concurrent ? " of two at once" : "") +
+                 ", while other ops run, and the same on another device",
              "other bits", "the bits of the first launch");
       }
   }
+  meanwhile.finish();
 }
 
-void check_form(const OpInstance& op, const OpSpec& spec, Device& device) {
+void need_no_growth_of(const OpInstance& op, Device& device) {
+  const Stream stream = device.stream(StreamKind::compute);
+  Launch launch(device, op, nullptr, 5, stream);
+  need_no_growth(op.kind, [&] {
+    launch.kernel = device.prepare(op);
+    launch();
+    device.synchronize(stream);
+  });
+}
+
+void check_form(const OpInstance& op, const OpSpec& spec, const Bench& bench) {
+  Device& device = bench.device;
   const std::vector<PoisonedTensor> inputs = operands_of(op, 5);
   const OpComparison comparison = comparison_of(op, inputs);
   const OpComparison::Results want = results_of(comparison, device, "");
@@ -176,7 +238,7 @@ void check_form(const OpInstance& op, const OpSpec& spec, Device& device) {
                    std::to_string(over.second) + ", as may_overwrite says");
   }
   need_rounded_once(op, inputs, want, device);
-  need_same_bits(op, device);
+  need_same_bits(op, bench);
 }
 
 /// An output that adds up has what was there before and the value of the same op that does not, which is checked too.
@@ -218,10 +280,11 @@ bool takes(const OpInstance& op, Device& device) {
   }
 }
 
-void check_op(const OpInstance& op, const OpSpec& spec, Device& device) {
+void check_op(const OpInstance& op, const OpSpec& spec, const Bench& bench) {
   const OpInstance alone = without_sums(op);
-  if (!adds_up(op) || takes(alone, device)) check_form(alone, spec, device);
-  if (adds_up(op) && takes(alone, device)) check_sums(op, alone, device);
+  const bool taken = takes(alone, bench.device);
+  if (!adds_up(op) || taken) check_form(alone, spec, bench);
+  if (adds_up(op) && taken) check_sums(op, alone, bench.device);
 }
 
 /// Extents of operands as dimensions of the micro-batch, so that they hold for another one.
@@ -258,6 +321,21 @@ std::optional<OpInstance> inferred(OpInstance op, const OpSpec& spec, const std:
   return op;
 }
 
+std::vector<Shape> shapes_of(const OpInstance& op) {
+  std::vector<Shape> shapes;
+  for (const Operand& input : op.inputs) shapes.push_back(shape_of(input, op.geometry));
+  return shapes;
+}
+
+/// The dtype of activations with which the OpSpec gives this form; none: something else made the form.
+std::optional<DType> activation_of(const OpInstance& op, const OpSpec& spec) {
+  for (const DType activation : {DType::f32, DType::bf16})
+    if (const auto same = inferred(op, spec, shapes_of(op), op.geometry, activation);
+        same && same->outputs == op.outputs)
+      return activation;
+  return std::nullopt;
+}
+
 /// The op for another micro-batch, and with `columns` in place of the smallest fixed extent of its operands and
 /// multiples of it alike. None where the OpSpec refuses that, where attributes may state sizes, or where extents are
 /// related in another way.
@@ -266,51 +344,99 @@ std::optional<OpInstance> resized(const OpInstance& op, const OpSpec& spec, cons
   for (const auto& [name, value] : op.attributes.all())
     if (std::holds_alternative<std::int64_t>(value) || std::holds_alternative<std::vector<double>>(value))
       return std::nullopt;
-  std::vector<Shape> shapes;
+  std::vector<Shape> shapes = shapes_of(op);
   std::set<std::int64_t> sizes;
-  for (const Operand& input : op.inputs) {
-    shapes.push_back(shape_of(input, op.geometry));
-    for (const Dim& dim : shapes.back()) {
+  for (std::size_t i = 0; i < shapes.size(); ++i)
+    for (const Dim& dim : shapes[i]) {
       if (!dim.is_fixed() || dim.fixed <= 1) continue;
-      if (!is_float(input.dtype)) return std::nullopt;
+      if (!is_float(op.inputs[i].dtype)) return std::nullopt;
       sizes.insert(dim.fixed);
     }
-  }
-  if (std::any_of(sizes.begin(), sizes.end(), [&](std::int64_t size) { return size % *sizes.begin() != 0; }))
-    return std::nullopt;
-  for (const DType activation : {DType::f32, DType::bf16}) {
-    const auto same = inferred(op, spec, shapes, op.geometry, activation);
-    if (!same || same->outputs != op.outputs) continue;
-    for (Shape& shape : shapes)
-      for (Dim& dim : shape)
-        if (dim.is_fixed() && dim.fixed > 1) dim = Dim(dim.fixed / *sizes.begin() * columns);
-    return inferred(op, spec, shapes, geometry, activation);
-  }
-  return std::nullopt;
+  if (std::ranges::any_of(sizes, [&](std::int64_t size) { return size % *sizes.begin() != 0; })) return std::nullopt;
+  const std::optional<DType> activation = activation_of(op, spec);
+  if (!activation) return std::nullopt;
+  for (Shape& shape : shapes)
+    for (Dim& dim : shape)
+      if (dim.is_fixed() && dim.fixed > 1) dim = Dim(dim.fixed / *sizes.begin() * columns);
+  return inferred(op, spec, shapes, geometry, *activation);
+}
+
+/// Zeros and ones, which all dtypes have.
+PoisonedTensor flags(DType dtype, const Extents& extents) {
+  std::vector<float> values(static_cast<std::size_t>(element_count(extents)));
+  for (std::size_t i = 0; i < values.size(); ++i) values[i] = (i * i + i / 3) % 5 < 2 ? 1 : 0;
+  if (dtype != DType::u8) return PoisonedTensor(dtype, extents, values);
+  PoisonedTensor tensor(dtype, extents);
+  std::ranges::copy(values, tensor.view().as<std::uint8_t>());
+  return tensor;
 }
 
 }  // namespace
 
+int need_known_dtypes(const OpInstance& given, const OpSpec& spec, Device& device) {
+  const OpInstance op = without_sums(given);
+  const std::optional<DType> activation = activation_of(op, spec);
+  if (!activation || !takes(op, device)) return 0;
+  int accepted = 0;
+  for (std::size_t i = 0; i < op.inputs.size(); ++i)
+    for (const DType dtype : {DType::f32, DType::f64, DType::i32, DType::u8, DType::e4m3}) {
+      if (!op.inputs[i].present || op.inputs[i].dtype != DType::bf16) continue;
+      OpInstance changed = op;
+      changed.inputs[i].dtype = dtype;
+      const auto other = inferred(changed, spec, shapes_of(op), op.geometry, *activation);
+      if (!other || !takes(*other, device)) continue;
+      std::vector<PoisonedTensor> inputs = operands_of(op, 5);
+      inputs[i] = flags(op.inputs[i].dtype, op.inputs[i].extents);
+      const OpComparison::Results want = results_of(comparison_of(op, inputs), device, "");
+      inputs[i] = flags(dtype, op.inputs[i].extents);
+      const OpComparison comparison = comparison_of(*other, inputs);
+      const OpComparison::Results got = results_of(comparison, device, "");
+      for (std::size_t o = 0; o < want.size(); ++o) {
+        if (!op.outputs[o].present || op.outputs[o].dtype == DType::u32) continue;
+        const std::vector<float> values = want[o].floats();
+        float largest = 0;
+        for (float value : values) largest = std::max(largest, std::fabs(value));
+        const std::string differs = testkit::mismatch(got[o].floats(), values, 0x1p-6, 0x1p-6 * largest);
+        need(differs.empty(), comparison.label() + ", which is accepted, output " + std::to_string(o), differs,
+             "the values that it gives of the same numbers in " + std::string(name_of(op.inputs[i].dtype)) +
+                 ", or a refusal of the dtype");
+      }
+      ++accepted;
+    }
+  return accepted;
+}
+
 std::string check_own_ops(const Subject& subject, const Plan& plan) {
-  auto device = oracle(subject.host);
+  auto device = oracle(subject.host), another = oracle(subject.host);
   const std::vector<OpSpec> own = subject.host.ops();
+  auto spec_of = [&](const std::string& kind) { return std::ranges::find(own, kind, &OpSpec::kind); };
   std::set<std::string> kinds;
-  std::vector<OpInstance> seen;
-  int others = 0;
+  std::vector<OpInstance> seen, others;
   for (const Task& task : plan.schedules.tasks) {
-    auto spec =
-        std::find_if(own.begin(), own.end(), [&](const OpSpec& known) { return known.kind == task.instance.kind; });
-    if (spec == own.end() || std::find(seen.begin(), seen.end(), task.instance) != seen.end()) continue;
-    seen.push_back(task.instance);
-    check_op(task.instance, *spec, *device);
+    const OpInstance& op = task.instance;
+    const bool is_own = spec_of(op.kind) != own.end();
+    if (is_own && std::ranges::find(seen, op) == seen.end()) seen.push_back(op);
+    if ((is_own || op.kind == "matmul") && kinds.insert(op.kind).second) others.push_back(without_sums(op));
+  }
+  kinds.erase("matmul");
+  std::erase_if(others, [&](const OpInstance& op) { return !takes(op, *device); });
+  const Bench bench(*device, *another, others);
+  int resized_forms = 0;
+  for (const OpInstance& op : seen) {
+    const OpSpec& spec = *spec_of(op.kind);
+    check_op(op, spec, bench);
     // 17 x 43, which no vector's width divides, and 102,641 elements, more than 16 bits count.
     for (const Geometry& geometry : {Geometry{1, 17}, Geometry{341, 7}})
-      if (const auto other = resized(task.instance, *spec, geometry, 43); other && takes(*other, *device))
-        check_op(*other, *spec, *device), ++others;
-    kinds.insert(task.instance.kind);
+      if (const auto other = resized(op, spec, geometry, 43); other && takes(*other, *device))
+        check_op(*other, spec, bench), ++resized_forms;
+  }
+  for (const OpInstance& op : others) {
+    if (op.kind == "matmul") continue;
+    need_known_dtypes(op, *spec_of(op.kind), *device);
+    need_no_growth_of(op, *device);
   }
   return std::to_string(seen.size()) + " forms of " + format_list({kinds.begin(), kinds.end()}) + ", " +
-         std::to_string(others) + " of other sizes";
+         std::to_string(resized_forms) + " of other sizes";
 }
 
 }  // namespace quern::conformance

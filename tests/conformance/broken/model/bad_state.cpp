@@ -3,25 +3,12 @@
 #include <algorithm>
 
 #include "plain.h"
-#include "quern/hf_config.h"
+#include "quern/error.h"
 #include "quern/numeric.h"
-#include "quern/options.h"
 
 namespace {
 
 using namespace quern;
-
-struct Options {
-  std::int64_t fault = 0;
-};
-
-OptionTable<Options> options() {
-  OptionTable<Options> t;
-  t.add("fault", &Options::fault, "0: nothing, 1: grows, 2: forgets, 3: always adds").at_least(0).at_most(3);
-  return t;
-}
-
-HfModel hf_model() { return {.model_type = "plain", .architecture = "PlainForCausalLM", .options = options().specs()}; }
 
 /// bad_state_sums(x (N, C), mean, which keeps the state in the program) -> (C + 1) f64; bad_state_advance(mean, sums)
 /// -> mean
@@ -52,9 +39,9 @@ class State final : public Kernel {
   std::int64_t fault_;
 };
 
-class BadState final : public PlainModel {
+class BadState final : public FaultyModel {
  public:
-  explicit BadState(const Options& options) : PlainModel({.vocabulary = 64}), fault_(options.fault) {}
+  using FaultyModel::FaultyModel;
   void head(ProgramBuilder& b) const override {
     ValueId x = b.stream(traits().width);
     ValueId normed = b.rms_norm(x, "final_norm.weight", 1e-6, "final_norm");
@@ -65,21 +52,11 @@ class BadState final : public PlainModel {
     b.advance_by(mean, b.op("bad_state_sums", {normed, mean}, "sums", {{"fault", fault_}})[0]);
     b.output(b.lm_loss(normed, "lm_head.weight"));
   }
-  std::string hf_config() const override {
-    OptionValues fields;
-    fields.set("fault", fault_);
-    return write_hf_config(hf_model(), fields);
-  }
-
- private:
-  std::int64_t fault_;
 };
 
 }  // namespace
 
 QUERN_PLUGIN("model", "bad_state", manifest) {
-  manifest.version = "1.0";
-  manifest.licence = "Apache-2.0";
   manifest.ops.push_back({.kind = "bad_state_sums",
                           .inputs = {"x", "mean"},
                           .outputs = {"sums"},
@@ -99,8 +76,10 @@ QUERN_PLUGIN("model", "bad_state", manifest) {
                               },
                           .updates = {{0, 0}}});
   for (const char* op : {"bad_state_sums", "bad_state_advance"})
-    manifest.kernels.push_back({"cpu", op, [](const OpInstance& op) { return std::make_unique<State>(op); }});
-  manifest.add<Model>("bad_state", "a state that goes wrong", hf_model().options, [](const OptionValues& given) {
-    return std::make_unique<BadState>(options().bind(model_options(given, hf_model())));
-  });
+    manifest.kernels.push_back({"cpu", op, [](const OpInstance& op) {
+                                  if (op.inputs[0].dtype != DType::f32 && op.inputs[0].dtype != DType::bf16)
+                                    throw Error(ErrorCode::config, {.where = op.kind, .what = "f32 and bf16 only"});
+                                  return std::make_unique<State>(op);
+                                }});
+  add_faulty_model<BadState>(manifest, "bad_state", "a state that goes wrong", 3);
 }

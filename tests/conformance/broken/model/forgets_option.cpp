@@ -1,6 +1,5 @@
 // Fault: hf_config() does not have the option that scales the embedding.
 #include "plain.h"
-#include "quern/hf_config.h"
 
 namespace {
 

@@ -1,4 +1,6 @@
-// Fault: all launches of a prepared kernel share its scratch, which it says they do not.
+// Faults of a copy that goes through scratch: 1 all launches of a prepared kernel share it, which the kernel says they
+// do not; 2 all kernels of the process share it; 3 as 2, though it says that launches do not run side by side.
+#include <algorithm>
 #include <chrono>
 #include <thread>
 #include <vector>
@@ -9,43 +11,46 @@ namespace {
 
 using namespace quern;
 
-class SlowCopy final : public Kernel {
+const char* const kOps[] = {"own_copy", "kernel_copy", "process_copy", "exclusive_copy"};
+
+std::vector<std::byte>& of_process() {
+  static std::vector<std::byte> scratch(std::size_t{1} << 20);
+  return scratch;
+}
+
+class Copy final : public Kernel {
  public:
-  explicit SlowCopy(const OpInstance& op) : scratch_(static_cast<std::size_t>(op.inputs[0].bytes())) {}
+  explicit Copy(const OpInstance& op) : kind_(op.kind), scratch_(static_cast<std::size_t>(op.inputs[0].bytes())) {
+    of_process();
+  }
   void launch(std::span<const View> inputs, std::span<const View> outputs, const Exec&) const override {
-    const auto* from = inputs[0].as<std::byte>();
-    std::copy_n(from, scratch_.size(), scratch_.begin());
-    std::this_thread::sleep_for(std::chrono::milliseconds(1));
-    std::copy(scratch_.begin(), scratch_.end(), outputs[0].as<std::byte>());
+    std::vector<std::byte> own(kind_ == kOps[0] ? scratch_.size() : 0);
+    std::byte* scratch = (kind_ == kOps[0] ? own : kind_ == kOps[1] ? scratch_ : of_process()).data();
+    std::copy_n(inputs[0].as<std::byte>(), scratch_.size(), scratch);
+    std::this_thread::sleep_for(std::chrono::microseconds(300));
+    std::copy_n(scratch, scratch_.size(), outputs[0].as<std::byte>());
   }
 
  private:
+  std::string kind_;
   mutable std::vector<std::byte> scratch_;
 };
 
-class SharedScratch final : public PlainModel {
+class SharedScratch final : public FaultyModel {
  public:
+  using FaultyModel::FaultyModel;
   void embed(ProgramBuilder& b) const override {
-    b.output(b.op("test_copy", {b.embedding(b.tokens(), "embedding.weight")}, "copied")[0]);
+    b.output(b.op(kOps[fault_], {b.embedding(b.tokens(), "embedding.weight")}, "copied")[0]);
   }
 };
 
 }  // namespace
 
 QUERN_PLUGIN("model", "shared_scratch", manifest) {
-  manifest.version = "1.0";
-  manifest.licence = "Apache-2.0";
-  manifest.ops.push_back({.kind = "test_copy",
-                          .inputs = {"x"},
-                          .outputs = {"y"},
-                          .infer =
-                              [](InferContext& c) {
-                                c.outputs[0].shape = c.inputs[0]->shape;
-                                c.outputs[0].dtype = c.inputs[0]->dtype;
-                              },
-                          .backward = [](BackwardContext& b) { b.set_input_grad(0, b.output_grad()); }});
-  manifest.kernels.push_back({"cpu", "test_copy", [](const OpInstance& op) { return std::make_unique<SlowCopy>(op); },
-                              [](const OpInstance&) { return OpSupport{}; }});
-  manifest.add<Model>("shared_scratch", "a model with a race between launches", {},
-                      [](const OptionValues&) { return std::make_unique<SharedScratch>(); });
+  for (const char* op : kOps) {
+    manifest.ops.push_back(op_like_its_input(op));
+    manifest.kernels.push_back({"cpu", op, [](const OpInstance& op) { return std::make_unique<Copy>(op); },
+                                [](const OpInstance& op) { return OpSupport{.concurrent = op.kind != kOps[3]}; }});
+  }
+  add_faulty_model<SharedScratch>(manifest, "shared_scratch", "a model with races between launches", 3);
 }

@@ -34,15 +34,7 @@ class WrongGradient final : public PlainModel {
 QUERN_PLUGIN("model", "wrong_gradient", manifest) {
   manifest.version = "1.0";
   manifest.licence = "Apache-2.0";
-  manifest.ops.push_back({.kind = "test_double",
-                          .inputs = {"x"},
-                          .outputs = {"y"},
-                          .infer =
-                              [](InferContext& c) {
-                                c.outputs[0].shape = c.inputs[0]->shape;
-                                c.outputs[0].dtype = c.inputs[0]->dtype;
-                              },
-                          .backward = [](BackwardContext& b) { b.set_input_grad(0, b.output_grad()); }});
+  manifest.ops.push_back(op_like_its_input("test_double"));
   manifest.kernels.push_back(
       {"cpu", "test_double", [](const OpInstance& op) { return std::make_unique<DoubleKernel>(op.inputs[0].dtype); }});
   manifest.add<Model>("wrong_gradient", "a model with a wrong backward rule", {},

@@ -1,6 +1,5 @@
 // Fault: the gradient of the scaled embedding lacks the factor, which shows only where an option is not 1.
 #include "plain.h"
-#include "quern/hf_config.h"
 #include "quern/numeric.h"
 
 namespace {
@@ -57,15 +56,7 @@ class WrongWhenScaled final : public PlainModel {
 QUERN_PLUGIN("model", "wrong_when_scaled", manifest) {
   manifest.version = "1.0";
   manifest.licence = "Apache-2.0";
-  manifest.ops.push_back({.kind = "test_power",
-                          .inputs = {"x"},
-                          .outputs = {"y"},
-                          .infer =
-                              [](InferContext& c) {
-                                c.outputs[0].shape = c.inputs[0]->shape;
-                                c.outputs[0].dtype = c.inputs[0]->dtype;
-                              },
-                          .backward = [](BackwardContext& b) { b.set_input_grad(0, b.output_grad()); }});
+  manifest.ops.push_back(op_like_its_input("test_power"));
   manifest.kernels.push_back(
       {"cpu", "test_power", [](const OpInstance& op) { return std::make_unique<PowerKernel>(op); }});
   manifest.add<Model>("wrong_when_scaled", "gradients that do not know an option", options().specs(),
