@@ -36,6 +36,11 @@ OpComparison& OpComparison::in(PoisonedTensor tensor) {
   return *this;
 }
 
+OpComparison& OpComparison::nan_beside_inputs() {
+  beside_inputs_ = 0xFF;
+  return *this;
+}
+
 OpComparison& OpComparison::absent() {
   op_.inputs.push_back({});
   inputs_.emplace_back(DType::u8, Extents{0});
@@ -142,7 +147,8 @@ class OpComparison::Launch {
 
  private:
   int block_of(const Operand& operand, const void* content) {
-    blocks_.emplace_back(device_, static_cast<std::size_t>(operand.bytes()));
+    const std::uint8_t guard = content != nullptr ? op_.beside_inputs_ : kBesideOutputs;
+    blocks_.emplace_back(device_, static_cast<std::size_t>(operand.bytes()), MemoryKind::device, guard);
     if (content != nullptr) blocks_.back().write(content);
     return static_cast<int>(blocks_.size()) - 1;
   }

@@ -263,6 +263,10 @@ TEST_CASE("a store that works no longer where memory ran out once") {
   check_broken("offload", "keeps_size", {"memory that runs out"}, {"allocation 1 of the device fails", "got "});
 }
 
+TEST_CASE("a store whose puts wait for the stream") {
+  check_broken("offload", "waits", {"calls that enqueue"}, {"9 calls behind work that is late"});
+}
+
 TEST_CASE("calls that leave memory or files behind") {
   check_setting("offload", "leaks", "kept=memory", "calls leave nothing", "heap after 1000 times put and get");
   check_setting("offload", "leaks", "kept=unflushed", "calls leave nothing", "heap after 1000 times put and get");
@@ -325,7 +329,8 @@ TEST_CASE("an op that is right at some sizes or dtypes only, or keeps memory") {
            {"fault=1", "pack_copy(f32(17, 43)"},
            {"fault=2", "(2387, 43)"},
            {"fault=3", "any_copy(f64(21, 16) ) -> (f64(21, 16) ), which is accepted"},
-           {"fault=4", "heap after 1000 times kept_copy"}}) {
+           {"fault=4", "heap after 1000 times kept_copy"},
+           {"fault=5", "element 0 of output 0: got not written, or not finite"}}) {
     PluginHost host = run_host();
     CheckOptions options;
     options.settings = {fault};

@@ -78,6 +78,7 @@ Observed of_model(const Subject& subject) {
   for (const auto& [name, numbers] : gradients) seen[name] = numbers;
   if (!plain->plan().model_states.empty()) {
     plain->train(0, 2);
+    seen["after two steps: loss"] = std::vector<double>{plain->loss(batch)};
     for (const PlannedTensor& tensor : plain->plan().tensors)
       if (tensor.owner == TensorOwner::precision)
         seen["after two steps: state " + tensor.kind + tensor_name(tensor)] =

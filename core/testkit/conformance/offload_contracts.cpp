@@ -1,4 +1,5 @@
 // Of offload stores: stored bytes are got back, at any offset and size, from any slot, and are there after flush.
+#include <atomic>
 #include <chrono>
 #include <cstring>
 #include <thread>
@@ -137,6 +138,8 @@ std::string flushes(const Subject& subject) {
   Opened opened(subject);
   Device& device = *opened.device;
   const OffloadSlot slot = opened.store->reserve(70001);
+  opened.store->flush();  // before any put, and twice
+  opened.store->flush();
   for (const StreamKind kind : {StreamKind::copy_out, StreamKind::compute}) {
     const Stream out = device.stream(kind);
     const Bytes want = pattern(70001, static_cast<unsigned>(kind) + 1);
@@ -154,6 +157,36 @@ std::string flushes(const Subject& subject) {
     device.synchronize(out);
   }
   return "with puts pending on two streams";
+}
+
+/// What enqueues work goes on while a stream is late: a call that waits for the stream stops all others too.
+std::string does_not_wait(const Subject& subject) {
+  constexpr int kCalls = 4;
+  constexpr auto kLate = std::chrono::milliseconds(1500);
+  Opened opened(subject);
+  Device& device = *opened.device;
+  const OffloadSlot slot = opened.store->reserve(kCalls * 3001);
+  DeviceMemory memory(device, kCalls * 3001);
+  const Stream other = device.stream(StreamKind::copy_in);
+  auto calls = [&] {
+    for (std::size_t i = 0; i < kCalls; ++i) {
+      auto* at = static_cast<std::byte*>(memory.data()) + i * 3001;
+      opened.store->put(slot, i * 3001, at, 3001, opened.stream);
+      opened.store->get(slot, i * 3001, at, 3001, opened.stream);
+    }
+  };
+  calls();  // the first ones may make what they need
+  device.synchronize(opened.stream);
+  opened.store->flush();
+  std::atomic<bool> ended = false;
+  device.call([&] { std::this_thread::sleep_for(kLate), ended = true; }, opened.stream);
+  calls();
+  opened.store->put(slot, 0, memory.data(), 1, other);
+  const bool waited = ended;
+  for (Stream stream : {opened.stream, other}) device.synchronize(stream);
+  need(!waited, std::to_string(2 * kCalls + 1) + " calls behind work that is late", "they returned after it",
+       "calls that enqueue, and do not wait for the stream");
+  return std::to_string(2 * kCalls + 1) + " calls";
 }
 
 /// Streams put into and get from neighbouring parts of a slot at once, many times.
@@ -300,7 +333,7 @@ std::string memory_runs_out(const Subject& subject) {
           device.synchronize(opened.stream);
         } catch (const Error& error) {
           need(error.code() == ErrorCode::resources && !again, "a call when " + what, error.what(),
-               again ? "no error when it is made again" : "a resources error");
+               again ? "no error when it is repeated" : "a resources error");
           device.synchronize(opened.stream);
           continue;
         }
@@ -346,6 +379,7 @@ void check_offload_store(Report& report, const Subject& subject) {
   report.contract("parts of a slot", [&] { return parts(subject); });
   report.contract("streams", [&] { return streams(subject); });
   report.contract("flush", [&] { return flushes(subject); });
+  report.contract("calls that enqueue", [&] { return does_not_wait(subject); });
   report.contract("neighbouring parts", [&] { return neighbours(subject); });
   report.contract("memory that is not registered", [&] { return any_memory(subject); });
   report.contract("a bit that flips", [&] {

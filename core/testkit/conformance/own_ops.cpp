@@ -38,6 +38,7 @@ PoisonedTensor operand_of(const Operand& operand, std::uint64_t seed) {
 OpComparison comparison_of(const OpInstance& op, const std::vector<PoisonedTensor>& inputs,
                            const std::pair<int, int>* over = nullptr) {
   OpComparison made(op.kind, op.attributes, op.geometry);
+  made.nan_beside_inputs();
   for (std::size_t i = 0; i < inputs.size(); ++i) op.inputs[i].present ? made.in(inputs[i]) : made.absent();
   for (std::size_t o = 0; o < op.outputs.size(); ++o) {
     const Operand& output = op.outputs[o];
@@ -139,7 +140,7 @@ struct Launches {
       kinds.push_back(op.kind);
     }
   }
-  /// But those of one kind.
+  /// All but one kind.
   void launch_without(const std::string& kind) const {
     for (std::size_t i = 0; i < each.size(); ++i)
       if (kinds[i] != kind) each[i]();
@@ -223,7 +224,8 @@ void check_form(const OpInstance& op, const OpSpec& spec, const Bench& bench) {
     const auto bad = std::find_if_not(values.begin(), values.end(), [](float value) { return std::isfinite(value); });
     need(bad == values.end(),
          comparison.label() + ", element " + std::to_string(bad - values.begin()) + " of output " + std::to_string(o),
-         "not written, or not finite", "a number; the memory and the scratch are poisoned with NaN before");
+         "not written, or not finite",
+         "a number; outputs and scratch are NaN before, and so are the bytes beside inputs");
   }
   const auto outputs = static_cast<int>(op.outputs.size()), operands = static_cast<int>(op.inputs.size());
   for (const std::pair<int, int>& over : spec.may_overwrite) {

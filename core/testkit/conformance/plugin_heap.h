@@ -15,7 +15,7 @@ bool guard_heap_of(const std::filesystem::path& library);
 /// Bytes of guarded blocks that were not given back.
 std::size_t guarded_bytes();
 
-/// What lies at an address that was accessed in vain, for people; null: nothing of a guarded block. For signal
+/// Describes an address that could not be accessed, for people; null: no guarded block is there. For signal
 /// handlers.
 const char* guarded_block_at(const void* address);
 

@@ -1,5 +1,6 @@
 // Faults of a copy's kernel: 1 copies whole packs of 32 bytes only, 2 counts elements in 16 bits, 3 takes numbers of
-// any dtype but f32 for bf16, 4 keeps memory with each kernel.
+// any dtype but f32 for bf16, 4 keeps memory with each kernel, 5 adds the number behind
+// its input, times a small number.
 #include <algorithm>
 #include <cstdint>
 
@@ -9,7 +10,7 @@ namespace {
 
 using namespace quern;
 
-const char* const kOps[] = {"whole_copy", "pack_copy", "short_copy", "any_copy", "kept_copy"};
+const char* const kOps[] = {"whole_copy", "pack_copy", "short_copy", "any_copy", "kept_copy", "peeking_copy"};
 
 class Copy final : public Kernel {
  public:
@@ -22,6 +23,8 @@ class Copy final : public Kernel {
     if (kind_ == kOps[1]) bytes -= bytes % 32;
     if (kind_ == kOps[2]) bytes = bytes / elements * static_cast<std::uint16_t>(elements);
     std::copy_n(inputs[0].as<std::byte>(), bytes, outputs[0].as<std::byte>());
+    if (kind_ == kOps[5] && inputs[0].dtype == DType::f32)
+      outputs[0].as<float>()[0] += 1e-9f * inputs[0].as<float>()[elements];
   }
 
  private:
@@ -48,5 +51,5 @@ QUERN_PLUGIN("model", "some_sizes", manifest) {
       };
     manifest.kernels.push_back({"cpu", op, [](const OpInstance& op) { return std::make_unique<Copy>(op); }});
   }
-  add_faulty_model<SomeSizes>(manifest, "some_sizes", "an op that is right at some sizes", 4);
+  add_faulty_model<SomeSizes>(manifest, "some_sizes", "an op that is right at some sizes", 5);
 }

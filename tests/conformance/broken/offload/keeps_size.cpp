@@ -15,7 +15,7 @@ class KeepsSize final : public HostStore {
   }
   void put(quern::OffloadSlot slot, std::size_t offset, const void* memory, std::size_t bytes,
            quern::Stream stream) override {
-    if (size_ < bytes) {
+    if (size_ < bytes) {  // release() waits for copies that use the smaller one
       if (buffer_) device_->release(quern::MemoryKind::pinned, buffer_);
       buffer_ = nullptr;
       size_ = bytes;
@@ -24,7 +24,6 @@ class KeepsSize final : public HostStore {
     if (!buffer_) return;
     device_->copy(buffer_, memory, bytes, stream);
     HostStore::put(slot, offset, buffer_, bytes, stream);
-    device_->synchronize(stream);
   }
 
  private:

@@ -42,6 +42,9 @@ class OpComparison {
   /// An output that is input `i`, updated in place.
   OpComparison& update(std::size_t i, Tolerance tolerance);
 
+  /// A read beyond an input gives NaN.
+  OpComparison& nan_beside_inputs();
+
   void run(const OpRunner& runner) const { runner.run(*this); }
   const OpInstance& instance() const { return op_; }
   std::string label() const;
@@ -63,6 +66,9 @@ class OpComparison {
   };
   class Launch;
 
+  static constexpr std::uint8_t kBesideOutputs = 0xA5;
+
+  std::uint8_t beside_inputs_ = kBesideOutputs;
   OpInstance op_;
   std::vector<PoisonedTensor> inputs_;  ///< absent ones are empty
   std::vector<PoisonedTensor> initial_;
