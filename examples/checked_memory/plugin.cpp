@@ -71,7 +71,7 @@ class CheckedMemory final : public OffloadStore {
                                          .what = "slots need more memory than its limit",
                                          .found = std::to_string(bytes) + " bytes more",
                                          .expected = std::to_string(limit_ - used_) + " at most",
-                                         .next = "raise offload.checked_memory.limit_mib"});
+                                         .next = "raise memory.checked_memory.limit_mib"});
     auto slot = std::make_unique<Slot>();
     slot->memory.resize(bytes);  // zero
     for (std::size_t page = 0; page * kPage < bytes; ++page) slot->sums.push_back(slot->sum_of(page));

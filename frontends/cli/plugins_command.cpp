@@ -185,8 +185,8 @@ int begin(const Arguments& arguments) {
   if (!parse("quern plugins new KIND NAME [--from EXAMPLE]", options, {"KIND", "NAME"}, arguments, values)) return 0;
   const auto &kind = values["KIND"].as<std::string>(), &name = values["NAME"].as<std::string>(),
              &from = values["from"].as<std::string>();
-  const std::vector<Example> examples =
-      examples_in(PluginHost::core_library().parent_path().parent_path() / "share" / "quern" / "examples");
+  const std::filesystem::path prefix = PluginHost::core_library().parent_path().parent_path();
+  const std::vector<Example> examples = examples_in(prefix / "share" / "quern" / "examples");
   const auto example = std::find_if(examples.begin(), examples.end(), [&](const Example& known) {
     return known.kind == kind && (from.empty() || known.id == from);
   });
@@ -200,7 +200,9 @@ int begin(const Arguments& arguments) {
   }
   copy_example(*example, name, ".");
   std::cout << name << ": as the example " << example->id << "; docs/plugins.md goes through it\n"
-            << "cmake -S " << name << " -B build/" << name << " && cmake --build build/" << name << "\n"
+            << "cmake -S " << name << " -B build/" << name
+            << " -DCMAKE_BUILD_TYPE=Release -DCMAKE_PREFIX_PATH=" << prefix.string() << " && cmake --build build/"
+            << name << "\n"
             << "quern plugins check build/" << name << "/plugins/" << kind << "/libquern_" << name << ".so\n";
   return 0;
 }

@@ -1,8 +1,8 @@
 #pragma once
 // How a model writes its programs: one typed method per op of the vocabulary, shapes checked as it goes.
 //
-//   auto h = b.rms_norm(x, "attn_norm.weight", eps);
-//   auto q = b.linear(h, "qkv.weight", "qkv.bias");
+//   auto h = b.rms_norm(x, "attn_norm.weight", eps, "attn_norm");  // the last argument names the result
+//   auto q = b.linear(h, "qkv.weight", "qkv", "qkv.bias");
 
 #include <string>
 #include <string_view>
@@ -89,7 +89,7 @@ class ProgramBuilder {
   ValueId geglu(ValueId gate_up, std::string name);
   ValueId gelu(ValueId x, Gelu form, std::string name);
   /// Cross-entropy of logits x W^T against the targets, in chunks of logits. -> (N) f32 per token. With a cap above 0
-  /// logits l become cap tanh(l / cap).
+  /// logits l become cap tanh(l / cap). A model with tied embeddings gives the weight of its embedding.
   ValueId lm_loss(ValueId x, std::string_view weight, std::string name = "token_loss", double cap = 0);
   /// Cross-entropy of logits (rows, classes) against a label for each row, -1 where it does not count. -> (rows) f32.
   /// Of the target, `smoothing` is spread over all classes and the rest is on the label.

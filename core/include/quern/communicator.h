@@ -38,12 +38,13 @@ struct CommunicatorTraits {
 struct Rendezvous {
   int rank = 0;
   int size = 1;
-  /// "file:/path", in a folder that only the user can enter and that all ranks of this machine share; empty: the ranks
-  /// are on several machines.
+  /// "file:/path" of a file that is not there yet, another for each group, in a folder that only the user can enter and
+  /// that all ranks of this machine share; the caller removes the folder. Empty: the ranks are on several machines.
   std::string address;
   double timeout = 60;  ///< seconds that any wait for another rank may take: to connect, on a stream, at a barrier
   /// Gathers a text from each rank, by rank; collective, between hosts, for set-up only. Throws a communication error
-  /// that names a rank. Empty if ranks have only the address; otherwise valid until the communicator is destroyed.
+  /// that names a rank. Empty if ranks have only the address; otherwise valid until the communicator is destroyed,
+  /// beside an address too.
   std::function<std::vector<std::string>(std::string own)> exchange = {};
 };
 
@@ -68,8 +69,9 @@ using Counts = std::span<const std::int64_t>;
 /// Faults. A wait beyond the time-out, a rank that ended or aborted, or a call that differs from a peer's, is a fault:
 /// error() returns its text from then on, which names the rank. Streams continue, outputs of failed calls are
 /// undefined, later calls do nothing, and barrier() throws. Recovery needs a new object. With traits().needs_watchdog,
-/// waits on streams have no time-out, and a fault need not name the rank. An invalid call (a dtype, a size, memory that
-/// is not registered) throws an internal error at once.
+/// waits on streams have no time-out, and a fault need not name the rank. A rank whose barrier times out while others
+/// wait for it in a call names a rank too, perhaps itself. An invalid call (a dtype, a size, memory that is not
+/// registered) throws an internal error at once.
 class Communicator {
  public:
   virtual ~Communicator() = default;

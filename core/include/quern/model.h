@@ -1,5 +1,5 @@
 #pragma once
-// A model: its parameters and three programs. It runs nothing; plugins/shared/decoder is an example.
+// A model: its parameters and three programs. It runs nothing; the example parallel_decoder is one.
 
 #include <cstdint>
 #include <string>

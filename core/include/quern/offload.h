@@ -12,7 +12,7 @@ namespace quern {
 
 struct OffloadTraits {
   std::string id;
-  std::size_t capacity = 0;     ///< bytes; 0: not known
+  std::size_t capacity = 0;     ///< bytes that slots may take in all; 0: not known, as of the rates
   double put_rate = 0;          ///< bytes/s, device to store
   double get_rate = 0;          ///< bytes/s, store to device
   bool mappable = false;        ///< kernels can read and write a slot in place
@@ -25,7 +25,8 @@ using OffloadSlot = std::int64_t;
 
 /// Owner of the store.
 struct StorePlace {
-  std::string folder = {};  ///< of the run, for files that may go with the store; empty: there is none
+  std::string folder = {};  ///< of the run, for files that may go with the store; empty: there is none, and
+                            ///< a store that needs one throws a config error
   int rank = 0;             ///< ranks share the folder
 };
 

@@ -39,9 +39,9 @@ inline constexpr std::uint32_t kSdkVersion = QUERN_SDK_VERSION;
 #endif
 /// Compiler ABI, standard library and language version: C++ objects cross the boundary, so all must agree. GCC's ABI
 /// number differs between major versions; clang's is the same in all versions, and differs from GCC's.
-#define QUERN_ABI_TAG                                                                                       \
-  "cxxabi" QUERN_STRINGIFY(__GXX_ABI_VERSION) "-cxx11str" QUERN_STRINGIFY(_GLIBCXX_USE_CXX11_ABI) "-cxx" \
-      QUERN_STRINGIFY(__cplusplus) QUERN_DEBUG_TAG
+#define QUERN_ABI_TAG                                                      \
+  "cxxabi" QUERN_STRINGIFY(__GXX_ABI_VERSION) "-cxx11str" QUERN_STRINGIFY( \
+      _GLIBCXX_USE_CXX11_ABI) "-cxx" QUERN_STRINGIFY(__cplusplus) QUERN_DEBUG_TAG
 
 /// For messages.
 #ifdef __clang__
@@ -77,7 +77,7 @@ struct Factory {
   std::string kind;  ///< kPluginKind of its interface
   std::string id;
   std::string summary;
-  std::vector<OptionSpec> options;  ///< of the table [kind.id]
+  std::vector<OptionSpec> options;  ///< of the table [kind.id]; [memory.id] of stores, [parallel.id] of communicators
   /// Returns an Interface, owned by the caller, as void*; made by Manifest::add so that the cast is right.
   std::function<void*(const OptionValues&)> create;
 };

@@ -57,9 +57,10 @@ void Engine::move(const Place& place, std::byte* to, const std::byte* from) {
 void Engine::check_stores() const {
   for (OffloadStore* store : stores_)
     if (const std::optional<std::string> fault = store->error())
-      throw Error(ErrorCode::resources, {.where = "offload " + store->traits().id,
-                                         .what = *fault,
-                                         .next = "the same command continues from the newest checkpoint"});
+      throw Error(ErrorCode::resources,
+                  {.where = "offload " + store->traits().id,
+                   .what = *fault,
+                   .next = "the same command continues from the newest checkpoint, or begins again without one"});
 }
 
 // What an update changes is as it is only behind it.

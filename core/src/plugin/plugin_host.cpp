@@ -118,14 +118,15 @@ const Factory& PluginHost::require(std::string_view kind, std::string_view id, c
     return find(kind, id)->factory;
   }
   const std::vector<std::string> ids = known_ids(kind);
-  const std::string near = nearest_name(id, ids);
+  const std::string near = nearest_name(id, ids),
+                    looked_for = is_plugin_name(id) ? " for " + plugin_file_name(kind, id).string() : "";
   throw Error(ErrorCode::config, {.where = {},
                                   .what = "no such " + std::string(kind) + " plugin",
                                   .found = shortened(to_string(OptionValue(std::string(id)))),
                                   .expected = ids.empty() ? "an installed plugin; there are none of this kind"
                                                           : "one of " + format_list(ids),
                                   .next = (near.empty() ? "" : "nearest name `" + near + "`; ") + "searched " +
-                                          format_list(texts_of(folders_), "none")});
+                                          format_list(texts_of(folders_), "none") + looked_for});
 }
 
 std::string PluginHost::faults_of(const Manifest& manifest, std::string_view kind, std::string_view id) const {

@@ -48,7 +48,7 @@ TEST_CASE("an unknown id lists the known ones, the nearest, and where was search
   host.add_builtin(sink_factory("jsonl"));
   CHECK(unknown(host, "consol") ==
         "no such log plugin: found \"consol\", expected one of console, jsonl; nearest name `console`; searched "
-        "/nowhere/plugins");
+        "/nowhere/plugins for log/libquern_consol.so");
 }
 
 TEST_CASE("a link that leads nowhere is refused for that") {

@@ -150,6 +150,7 @@ ProgramSet::ProgramSet(const PlanParts& parts, const PlanOptions& options)
   patterns_ = add_fusions(ops_, parts.device.fusions());
   parameters_ = parts.model.parameters();
 
+  check_names();
   const ModelPrograms as_written = written();
   check_head(as_written.head);
   check_loss(as_written.head);
@@ -176,6 +177,18 @@ bool ProgramSet::trains(const Program& program) const {
          });
 }
 
+void ProgramSet::check_names() const {
+  std::set<std::string> names;
+  for (const ParameterSpec& spec : parameters_)
+    for (const ParameterPart& part : spec.parts)
+      if (!names.insert(part.hf_name).second)
+        throw Error(ErrorCode::config, {.where = "model",
+                                        .what = "two of its tensors have one name in checkpoints and exports",
+                                        .found = part.hf_name,
+                                        .expected = "a name of its own for each part of a parameter",
+                                        .next = "correct the model's parameters()"});
+}
+
 void ProgramSet::check_trainable() const {
   const std::vector<Program>& blocks = written_.blocks;
   if (!options_.train || trains(written_.embed) || trains(written_.head) ||
@@ -191,9 +204,16 @@ ModelPrograms ProgramSet::written() const {
   const Model& model = parts_.model;
   const ProgramBuilder::Context context{&ops_, parameters_, parts_.precision.traits().activation, options_.documents};
   auto write = [&](const std::string& name, auto program) {
-    ProgramBuilder builder(name, context);
-    program(builder);
-    return builder.take();
+    try {
+      ProgramBuilder builder(name, context);
+      program(builder);
+      return builder.take();
+    } catch (const Error& error) {
+      if (error.code() != ErrorCode::internal) throw;
+      ErrorDetail detail = error.detail();
+      detail.where = "the model's program " + name + ": " + detail.where;
+      throw Error(error.code(), std::move(detail));
+    }
   };
   ModelPrograms programs{.embed = write("embed", [&](ProgramBuilder& b) { model.embed(b); }),
                          .blocks = {},

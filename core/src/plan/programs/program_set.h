@@ -75,6 +75,7 @@ class ProgramSet {
   /// Throws a config error if the run needs of the loss what it does not have.
   void check_loss(const Program& head) const;
   /// Throws a config error if nothing trains.
+  void check_names() const;
   void check_trainable() const;
   /// `below`: what its stream comes from trains.
   Stage make_stage(const Program& program, const PrecisionBackend& inner, bool below);
