@@ -139,7 +139,10 @@ case $experiment in
   low-bit)
     adamw=$(rate_of adamw) low=precision.id=low_bit,precision.low_bit
     for precision in precision.id=bf16 "$low.weights=int8" "$low.weights=int8,precision.low_bit.activations=int8" \
-      "$low.weights=int8,optimizer.master=none" "$low.weights=int4" "$low.weights=ternary,precision.low_bit.activations=int8"; do
+      "$low.weights=int8,precision.low_bit.activations=int8_stochastic" \
+      "$low.weights=int8,optimizer.master=none" \
+      "$low.weights=int8,precision.low_bit.activations=int8,precision.low_bit.gradients=int8,optimizer.master=none" \
+      "$low.weights=int4" "$low.weights=ternary,precision.low_bit.activations=int8"; do
       arms[low-bit]+=" $precision,optimizer.learning_rate=$adamw"
     done
     settings[low-bit]="optimizer.master=fp32"

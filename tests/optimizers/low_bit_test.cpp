@@ -39,17 +39,24 @@ TEST_CASE("every format and any placement of state trains, and its ranks agree")
     CHECK(trained(files, "stores", with(run, {"memory.master=host", "memory.moments=host"})) == want);
     CHECK(trained(files, "ranks", with(run, of_ranks(2, "ranks"))) == want);
     CHECK(trained(files, "gathered", with(run, with(of_ranks(2, "ranks"), {"parallel.shard_weights=ranks"}))) == want);
-    if (std::string(format) != "int4")
-      CHECK(trained(files, "int8", with(run, {"precision.low_bit.activations=int8"})).first != want.first);
+    if (std::string(format) != "int4") {
+      const Losses nearest = trained(files, "int8", with(run, {"precision.low_bit.activations=int8"})).first;
+      CHECK(nearest != want.first);
+      CHECK(trained(files, "drawn", with(run, {"precision.low_bit.activations=int8_stochastic"})).first != nearest);
+    }
+    CHECK(trained(files, "gradients", with(run, {"precision.low_bit.gradients=int8"})).first != want.first);
   }
 }
 
 TEST_CASE("int8 weights without masters train under any optimizer and resume with the same bits") {
-  for (const char* optimizer : {"adamw", "lion", "sgd"}) {
-    CAPTURE(optimizer);
+  const Overrides drawn{"precision.low_bit.activations=int8_stochastic", "precision.low_bit.gradients=int8_stochastic"};
+  for (const Overrides& more : {Overrides{"optimizer.id=adamw"}, with({"optimizer.id=adamw"}, drawn),
+                                Overrides{"optimizer.id=lion"}, Overrides{"optimizer.id=sgd"}}) {
+    CAPTURE(more);
     TinyFiles files;
-    const Overrides run = with(kNoMasters, {std::string("optimizer.id=") + optimizer, "optimizer.adamw.moments=int8",
-                                            "checkpoint.every=1", "parallel.reduction=reproducible"});
+    const Overrides run =
+        with(kNoMasters,
+             with(more, {"optimizer.adamw.moments=int8", "checkpoint.every=1", "parallel.reduction=reproducible"}));
     const auto want = trained(files, "whole", run);
     CHECK(want.first.rbegin()->second < want.first.begin()->second);
     CHECK(trained(files, "ranks", with(run, of_ranks(2, "none"))) == want);

@@ -50,7 +50,10 @@ TEST_CASE("bytes a parameter of the layers are what the recipes' table says") {
         Row{{"optimizer.id=schedule_free"}, 22.00, 0},
         Row{with(e4m3, {"precision.e4m3.transposed_weights=made"}), 11.06, 7.06},
         Row{with(e4m3, {"precision.e4m3.transposed_weights=kept"}), 12.06, 8.06}, Row{low, 11.07, 7.07},
-        Row{none, 7.07, 5.07}, Row{with(low, {"precision.low_bit.weights=int4"}), 10.69, 6.69},
+        Row{with({"optimizer.adamw.moments=int8"}, {"precision.id=int8"}), 12.07, 8.07}, Row{none, 7.07, 5.07},
+        Row{with(none, {"precision.low_bit.activations=int8_stochastic", "precision.low_bit.gradients=int8"}), 7.07,
+            5.07},
+        Row{with(low, {"precision.low_bit.weights=int4"}), 10.69, 6.69},
         Row{with(low, {"precision.low_bit.weights=ternary", "precision.low_bit.activations=int8"}), 10.32, 6.32}})
     for (const std::string format : {"fp32", "bf16"}) {
       const double bytes = format == "fp32" ? row.wide : row.narrow;

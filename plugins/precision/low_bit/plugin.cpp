@@ -1,11 +1,13 @@
 // Weights of the layers in 8, 4 or 2 bits, as matmuls read them: bf16 matmuls of dequantized weights, or int8 matmuls
-// with activations in int8 by rows. Gradients pass the rounding unchanged (straight through). With ternary weights and
-// int8 activations it is BitNet b1.58 (Ma et al., "The Era of 1-bit LLMs", 2024), with a scale for each row; int8
-// weights without masters (optimizer.master = "none") are as in quantized-training
-// (https://github.com/gau-nernst/quantized-training).
-#include "quern/plugin.h"
+// with activations in int8 by rows, rounded to nearest or stochastically. Gradients pass the rounding unchanged
+// (straight through); their matmuls are bf16 or int8 too. With ternary weights and int8 activations it is BitNet b1.58
+// (Ma et al., "The Era of 1-bit LLMs", 2024), with a scale for each row; int8 weights without masters
+// (optimizer.master = "none") are as in quantized-training (https://github.com/gau-nernst/quantized-training).
+#include <optional>
+
 #include "quern/error.h"
 #include "quern/options.h"
+#include "quern/plugin.h"
 #include "quern/weight_format.h"
 
 namespace {
@@ -15,6 +17,7 @@ using namespace quern;
 struct LowBitOptions {
   std::string weights = "int8";
   std::string activations = "bf16";
+  std::string gradients = "bf16";
 };
 
 OptionTable<LowBitOptions> option_table() {
@@ -28,17 +31,24 @@ OptionTable<LowBitOptions> option_table() {
   table
       .add("activations", &LowBitOptions::activations,
            "what they are multiplied with: bf16, which dequantizes the weights for each matmul, or int8 with a scale "
-           "for "
-           "each token (not with int4, whose scales vary along a row)")
-      .one_of({"bf16", "int8"});
+           "for each token, rounded to nearest or stochastically, by the value and its place (not with int4, whose "
+           "scales vary along a row)")
+      .one_of({"bf16", "int8", "int8_stochastic"});
+  table
+      .add("gradients", &LowBitOptions::gradients,
+           "matmuls of gradients: bf16, or int8 with a scale for each row along k, for which weights are dequantized "
+           "and quantized once more, by columns; gradients round to nearest or stochastically")
+      .one_of({"bf16", "int8", "int8_stochastic"});
   return table;
 }
 
 class LowBit final : public PrecisionBackend {
  public:
   explicit LowBit(const LowBitOptions& options)
-      : format_(*weight_format_named(options.weights)), int8_(options.activations == "int8") {
-    if (int8_ && format_.group != 0)
+      : format_(*weight_format_named(options.weights)),
+        activations_(quantization_of(options.activations)),
+        gradients_(quantization_of(options.gradients)) {
+    if (activations_ && format_.group != 0)
       throw Error(ErrorCode::config,
                   {.where = "precision.low_bit.activations",
                    .what = "int8 matmuls need one scale for a row of weights, and " + options.weights +
@@ -46,7 +56,7 @@ class LowBit final : public PrecisionBackend {
                    .found = options.activations,
                    .expected = "bf16",
                    .next = "set it to bf16, or weights to int8 or ternary"});
-    if (int8_) traits_.matmul = DType::i8;
+    if (activations_ || gradients_) traits_.matmul = DType::i8;
   }
 
   const PrecisionTraits& traits() const override { return traits_; }
@@ -54,12 +64,23 @@ class LowBit final : public PrecisionBackend {
   void lower(const ProductSite& site, Lowering& lowering) const override {
     if (site.product != Product::loss && !fits(site, lowering)) return lower_to_matmul(site, lowering);
     switch (site.product) {
-      case Product::output: return int8_ ? lower_int8_output(site, lowering) : lower_output(site, lowering);
-      case Product::input_gradient:
-        return lowering.produce("matmul", {site.dy, dequantized(site, "input_gradient", lowering)}, layout(0, 0));
+      case Product::output: return activations_ ? lower_int8_output(site, lowering) : lower_output(site, lowering);
+      case Product::input_gradient: {
+        const ValueId weight = dequantized(site, "input_gradient", lowering);
+        if (!gradients_) return lowering.produce("matmul", {site.dy, weight}, layout(0, 0));
+        const Quantized dy = by_rows(site.dy, *gradients_, lowering);
+        const Quantized w = by_columns(weight, std::string(site.parameter), nearest(), lowering);
+        return lowering.produce("matmul", {dy.q, w.q, kNoValue, dy.scale, w.scale}, layout(0, 1));
+      }
       case Product::weight_gradient: {
-        if (!int8_) return lower_to_matmul(site, lowering);
-        const auto [q, scale] = activation(site, lowering);
+        if (gradients_) {
+          const Program& program = lowering.program();
+          const Quantized dy = by_columns(site.dy, program[site.dy].name, *gradients_, lowering);
+          const Quantized x = by_columns(site.x, program[site.x].name, activations_.value_or(nearest()), lowering);
+          return lowering.produce("matmul", {dy.q, x.q, kNoValue, dy.scale, x.scale}, layout(0, 1));
+        }
+        if (!activations_) return lower_to_matmul(site, lowering);
+        const auto [q, scale] = by_rows(site.x, *activations_, lowering);
         const ValueId read = lowering.emit("dequantize_weights", {q, scale},
                                            {{"format", std::string("int8")}, {"dtype", std::string("bf16")}},
                                            lowering.program()[site.x].name + ".read")[0];
@@ -70,6 +91,14 @@ class LowBit final : public PrecisionBackend {
   }
 
  private:
+  static Attributes nearest() { return {{"format", std::string("i8")}}; }
+  /// The attributes of values in int8.
+  static std::optional<Attributes> quantization_of(const std::string& option) {
+    if (option == "bf16") return std::nullopt;
+    Attributes attributes = nearest();
+    if (option == "int8_stochastic") attributes.set("stochastic", std::int64_t{1});
+    return attributes;
+  }
   static Attributes layout(std::int64_t transpose_a, std::int64_t transpose_b) {
     return {{"transpose_a", transpose_a}, {"transpose_b", transpose_b}};
   }
@@ -92,9 +121,15 @@ class LowBit final : public PrecisionBackend {
     return {made[0], made[1]};
   }
 
-  static Quantized activation(const ProductSite& site, Lowering& lowering) {
-    const std::vector<ValueId> made = lowering.emit("quantize_rows", {site.x}, {{"format", std::string("i8")}},
-                                                    lowering.program()[site.x].name + ".i8");
+  static Quantized by_rows(ValueId x, const Attributes& attributes, Lowering& lowering) {
+    const std::vector<ValueId> made =
+        lowering.emit("quantize_rows", {x}, attributes, lowering.program()[x].name + ".i8");
+    return {made[0], made[1]};
+  }
+
+  /// Transposed.
+  static Quantized by_columns(ValueId x, const std::string& name, const Attributes& attributes, Lowering& lowering) {
+    const std::vector<ValueId> made = lowering.emit("quantize_columns", {x}, attributes, name + ".i8.channels");
     return {made[0], made[1]};
   }
 
@@ -112,7 +147,7 @@ class LowBit final : public PrecisionBackend {
   }
 
   void lower_int8_output(const ProductSite& site, Lowering& lowering) const {
-    const Quantized x = activation(site, lowering), w = weight(site, lowering);
+    const Quantized x = by_rows(site.x, *activations_, lowering), w = weight(site, lowering);
     ValueId integers = w.q;
     if (format_.bits < 8)
       integers = lowering.emit("dequantize_weights", {w.q},
@@ -122,7 +157,7 @@ class LowBit final : public PrecisionBackend {
   }
 
   const WeightFormat& format_;
-  const bool int8_;
+  const std::optional<Attributes> activations_, gradients_;  ///< of int8 matmuls
   PrecisionTraits traits_{.activation = DType::bf16, .working = DType::bf16, .matmul = DType::bf16};
 };
 
