@@ -50,14 +50,14 @@ only_entry_symbol() { # plugin file
 }
 
 # Nothing on the include path but the prefix, the project itself and the system.
-only_installed_headers() { # build folder, project
+only_installed_headers() { # build folder
   local flags
   flags=$(grep -oE -- '-(I|isystem|include) ?[^ "]+' "$1/compile_commands.json" | sed -E 's/^-(I|isystem|include) ?//' | sort -u)
-  [[ $flags == *"$PREFIX/include"* ]] || fail "$2 was not built with the headers in $PREFIX/include"
+  [[ $flags == *"$PREFIX/include"* ]] || fail "$1 was not built with the headers in $PREFIX/include"
   while read -r folder; do
     case $folder in
-      "$PREFIX"/* | "$work/examples/$2" | "$work/examples/build/$2"/* | /usr/*) ;;
-      *) fail "$2 was built with $folder on its include path" ;;
+      "$PREFIX"/* | "$work"/examples/* | /usr/*) ;;
+      *) fail "$1 was built with $folder on its include path" ;;
     esac
   done <<<"$flags"
 }
@@ -79,23 +79,32 @@ guide 'cp -r $PREFIX/share/quern/examples .'
 guide 'cd examples'
 guide 'python3 bytes.py $PREFIX/include/quern/*.h -o bytes'
 
-for NAME in parallel_decoder int8_forward squared_relu solo drawn_shapes patch_classifier matrix_momentum root_decay csv_lines checked_memory; do
-  guide 'cmake -S $NAME -B build/$NAME -DCMAKE_PREFIX_PATH=$PREFIX -DCMAKE_BUILD_TYPE=Release' >cmake.log || fail "$(<cmake.log)"
-  guide 'cmake --build build/$NAME' >cmake.log || fail "$(<cmake.log)"
-  guide 'ctest --test-dir build/$NAME --output-on-failure'
-  guide 'quern plugins check build/$NAME/plugins/*/libquern_$NAME.so' >check.log || fail "$(<check.log)"
-  tail -n 1 check.log
-  only_installed_headers "build/$NAME" "$NAME"
-  for plugin in "build/$NAME"/plugins/*/*.so; do only_entry_symbol "$plugin"; done
-  # From its build folder first, then from the install tree.
-  guide 'export QUERN_PLUGIN_PATH=$PWD/build/$NAME/plugins'
-  expect "$PWD/build/$NAME/plugins/" "$(guide 'quern plugins list')"
-  if [[ -e $NAME/run.toml ]]; then
-    guide 'quern train $NAME/run.toml' >train.log
-    [[ $NAME == patch_classifier ]] && losses_fall "runs/$NAME" 4 1 || losses_fall "runs/$NAME"
-  fi
-  guide 'unset QUERN_PLUGIN_PATH'
-  guide 'cmake --install build/$NAME --prefix $PREFIX' >>cmake.log
+# One by itself, from its build folder.
+NAME=parallel_decoder
+guide 'cmake -S $NAME -B build/$NAME -DCMAKE_PREFIX_PATH=$PREFIX -DCMAKE_BUILD_TYPE=Release' >cmake.log || fail "$(<cmake.log)"
+guide 'cmake --build build/$NAME' >cmake.log || fail "$(<cmake.log)"
+guide 'ctest --test-dir build/$NAME --output-on-failure'
+guide 'quern plugins check build/$NAME/plugins/*/libquern_$NAME.so' >check.log || fail "$(<check.log)"
+only_installed_headers "build/$NAME"
+only_entry_symbol "build/$NAME/plugins/model/libquern_$NAME.so"
+guide 'export QUERN_PLUGIN_PATH=$PWD/build/$NAME/plugins'
+expect "$PWD/build/$NAME/plugins/" "$(guide 'quern plugins list')"
+guide 'quern train $NAME/run.toml' >train.log
+losses_fall "runs/$NAME"
+guide 'unset QUERN_PLUGIN_PATH'
+guide 'cmake --install build/$NAME --prefix $PREFIX' >>cmake.log
+
+# All in one build, whose tests are the kit and the examples' own, and then from the install tree.
+guide 'cmake -S . -B build/all -DCMAKE_PREFIX_PATH=$PREFIX -DCMAKE_BUILD_TYPE=Release' >cmake.log || fail "$(<cmake.log)"
+guide 'cmake --build build/all' >cmake.log || fail "$(<cmake.log)"
+guide 'ctest --test-dir build/all --output-on-failure'
+guide 'cmake --install build/all --prefix $PREFIX' >>cmake.log
+only_installed_headers build/all
+for plugin in build/all/plugins/*/*.so; do only_entry_symbol "$plugin"; done
+for NAME in int8_forward squared_relu solo patch_classifier matrix_momentum root_decay csv_lines checked_memory; do
+  [[ -n $(compgen -G "build/all/plugins/*/libquern_$NAME.so") ]] || fail "no plugin of $NAME was built"
+  guide 'quern train $NAME/run.toml' >train.log
+  [[ $NAME == patch_classifier ]] && losses_fall "runs/$NAME" 4 1 || losses_fall "runs/$NAME"
 done
 
 [[ $(tail -n 1 runs/csv_lines/events.csv) == end,* ]] || fail "events.csv lacks the run's end"
