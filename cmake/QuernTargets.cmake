@@ -17,7 +17,8 @@ endif()
 find_program(CCACHE ccache)
 if(CCACHE)
   # Paths below the source folder are hashed relative to it, so that clones in other folders share the cache.
-  set(CMAKE_CXX_COMPILER_LAUNCHER ${CMAKE_COMMAND} -E env CCACHE_BASEDIR=${PROJECT_SOURCE_DIR} CCACHE_NOHASHDIR=1 ${CCACHE})
+  # `env` is the system's: CMake's takes longer than the cache does.
+  set(CMAKE_CXX_COMPILER_LAUNCHER env CCACHE_BASEDIR=${PROJECT_SOURCE_DIR} CCACHE_NOHASHDIR=1 ${CCACHE})
 endif()
 
 add_compile_definitions(QUERN_VERSION="${PROJECT_VERSION}")
