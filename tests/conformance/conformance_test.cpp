@@ -263,6 +263,14 @@ TEST_CASE("a store that works no longer where memory ran out once") {
   check_broken("offload", "keeps_size", {"memory that runs out"}, {"allocation 1 of the device fails", "got "});
 }
 
+TEST_CASE("a store of which all streams share a buffer") {
+  check_broken("offload", "one_buffer", {"streams at once"}, {"a put and a get beside another stream's"});
+}
+
+TEST_CASE("a store of which ranks share a file") {
+  check_broken("offload", "forgets_rank", {"ranks"}, {"a slot of rank 1 before its first put"});
+}
+
 TEST_CASE("a store whose puts wait for the stream") {
   check_broken("offload", "waits", {"calls that enqueue"}, {"9 calls behind work that is late"});
 }

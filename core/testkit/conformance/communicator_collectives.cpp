@@ -161,7 +161,13 @@ std::string in_groups(const Subject& subject, const std::vector<int>& sizes, con
     const RankDirectory scratch(subject, size);
     const auto outcomes = run_all_ranks(size, kLimit, [&](int rank) {
       Joined group(subject, scratch.path(), rank, size);
-      const int count = work(group);
+      int count = 0;
+      try {
+        count = work(group);
+      } catch (Broken& fault) {
+        if (const auto error = group.communicator->error()) fault.got += " (error(): " + *error + ")";
+        throw;
+      }
       group.communicator->barrier();
       if (auto fault = group.communicator->error()) broken("error() afterwards", *fault, "nothing");
       return std::to_string(count) + " cases";

@@ -227,7 +227,11 @@ std::string written(const Subject& subject, const Observer& observer, const std:
 
 std::string shown(const std::vector<double>& numbers) {
   std::string text;
-  for (double one : numbers) text += (text.empty() ? "" : ", ") + number(one);
+  for (double one : numbers) {
+    char digits[32];
+    std::snprintf(digits, sizeof digits, "%.7g", one);  // a difference beyond the tolerance shows
+    text += (text.empty() ? "" : ", ") + std::string(digits);
+  }
   return text;
 }
 

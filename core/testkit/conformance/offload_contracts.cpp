@@ -27,6 +27,13 @@ struct Opened {
   Stream stream;
 
   explicit Opened(const Subject& subject) : Opened(subject, open_device(subject.host, subject.options)) {}
+  /// Of another rank, in `other`'s folder.
+  Opened(const Subject& subject, const Opened& other, int rank)
+      : device(open_device(subject.host, subject.options)),
+        store(subject.make<OffloadStore>()),
+        stream(device->stream(StreamKind::copy_out)) {
+    store->open(*device, {.folder = other.folder.path(), .rank = rank});
+  }
   Opened(const Subject& subject, std::unique_ptr<Device> opened)
       : device(std::move(opened)), store(subject.make<OffloadStore>()), stream(device->stream(StreamKind::copy_out)) {
     store->open(*device, {.folder = folder.path()});
@@ -215,6 +222,60 @@ std::string neighbours(const Subject& subject) {
   return "200 rounds";
 }
 
+/// Two streams that put and get in slots of their own, both at work all the time.
+std::string at_once(const Subject& subject) {
+  constexpr std::size_t kBytes = (std::size_t{2} << 20) + 5;
+  constexpr unsigned kRounds = 8;
+  Opened opened(subject);
+  Device& device = *opened.device;
+  struct Lane {
+    Stream stream;
+    OffloadSlot slot;
+    DeviceMemory from, to;
+    Lane(Device& on, OffloadStore& store, StreamKind kind)
+        : stream(on.stream(kind)), slot(store.reserve(kBytes)), from(on, kBytes), to(on, kBytes) {}
+  };
+  Lane first(device, *opened.store, StreamKind::copy_out), second(device, *opened.store, StreamKind::copy_in);
+  for (unsigned round = 0; round < kRounds; ++round) {
+    const Bytes want[] = {pattern(kBytes, 2 * round + 1), pattern(kBytes, 2 * round + 2)};
+    first.from.write(want[0].data());
+    second.from.write(want[1].data());
+    for (const Lane* lane : {&first, &second})
+      device.call([] { std::this_thread::sleep_for(std::chrono::milliseconds(3)); }, lane->stream);
+    for (Lane* lane : {&first, &second}) {
+      opened.store->put(lane->slot, 0, lane->from.data(), kBytes, lane->stream);
+      opened.store->get(lane->slot, 0, lane->to.data(), kBytes, lane->stream);
+    }
+    for (const Lane* lane : {&first, &second}) device.synchronize(lane->stream);
+    for (const Lane* lane : {&first, &second}) {
+      Bytes got(kBytes);
+      lane->to.read(got.data());
+      need_same("a put and a get beside another stream's", got, want[lane == &second]);
+    }
+  }
+  return "2 MiB on two streams, " + std::to_string(kRounds) + " rounds";
+}
+
+/// Stores of two ranks share the run's folder, and nothing else.
+std::string ranks(const Subject& subject) {
+  Opened first(subject);
+  Opened second(subject, first, 1);
+  constexpr std::size_t kBytes = 70001;
+  Opened* const opened[] = {&first, &second};
+  OffloadSlot slots[2];
+  for (const int rank : {0, 1}) slots[rank] = opened[rank]->store->reserve(kBytes);
+  for (const int rank : {0, 1}) {
+    need_same("a slot of rank " + std::to_string(rank) + " before its first put",
+              opened[rank]->get(slots[rank], 0, kBytes), Bytes(kBytes, 0));
+    opened[rank]->put(slots[rank], 0, pattern(kBytes, static_cast<unsigned>(rank) + 1));
+    opened[rank]->store->flush();
+  }
+  for (const int rank : {0, 1})
+    need_same("a slot of rank " + std::to_string(rank) + ", after both ranks put",
+              opened[rank]->get(slots[rank], 0, kBytes), pattern(kBytes, static_cast<unsigned>(rank) + 1));
+  return "two in one folder";
+}
+
 /// Memory that the store has not seen before, at any address, and at one that it has seen with fewer bytes; given back
 /// behind the call, and then another's. Work that is late on a stream is another contract's.
 std::string any_memory(const Subject& subject) {
@@ -381,6 +442,8 @@ void check_offload_store(Report& report, const Subject& subject) {
   report.contract("flush", [&] { return flushes(subject); });
   report.contract("calls that enqueue", [&] { return does_not_wait(subject); });
   report.contract("neighbouring parts", [&] { return neighbours(subject); });
+  report.contract("streams at once", [&] { return at_once(subject); });
+  report.contract("ranks", [&] { return ranks(subject); });
   report.contract("memory that is not registered", [&] { return any_memory(subject); });
   report.contract("a bit that flips", [&] {
     // A store that has checksums reports it. One without may give other bytes; then the author states so.

@@ -1,0 +1,37 @@
+// Fault: copies pass a buffer that all streams share.
+#include <cstring>
+
+#include "host_store.h"
+
+namespace {
+
+class OneBuffer final : public HostStore {
+ public:
+  OneBuffer() : HostStore("one_buffer"), buffer_(std::size_t{10} << 20) {}
+  void open(quern::Device& device, const quern::StorePlace& place) override {
+    device_ = &device;
+    HostStore::open(device, place);
+  }
+
+ private:
+  void copy(void* to, const void* from, std::size_t bytes, quern::Stream stream) override {
+    device_->call(
+        [this, to, from, bytes] {
+          std::memcpy(buffer_.data(), from, bytes);
+          std::memcpy(to, buffer_.data(), bytes);
+        },
+        stream);
+  }
+
+  quern::Device* device_ = nullptr;
+  std::vector<char> buffer_;
+};
+
+}  // namespace
+
+QUERN_PLUGIN("offload", "one_buffer", manifest) {
+  manifest.version = "1.0";
+  manifest.licence = "Apache-2.0";
+  manifest.add<quern::OffloadStore>("one_buffer", "host memory behind one buffer", {},
+                                    [](const quern::OptionValues&) { return std::make_unique<OneBuffer>(); });
+}
