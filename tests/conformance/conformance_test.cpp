@@ -406,6 +406,21 @@ TEST_CASE("expected values are written and compared, and a difference is named")
   CHECK(expecting(false, {}).text().find("no such option") != std::string::npos);
 }
 
+TEST_CASE("expected values tell two tensors of one size apart by their names") {
+  const TestDirectory directory;
+  auto text_of = [&](bool write, std::vector<std::string> settings) {
+    PluginHost host = run_host();
+    CheckOptions options;
+    options.settings = std::move(settings);
+    options.expected = directory / "expected.json";
+    options.write_expected = write;
+    return check(host, (kFolder / "model" / "libquern_exchanged_names.so").string(), options).text();
+  };
+  text_of(true, {"fault=0"});
+  CHECK(text_of(false, {"fault=0"}).find("weights by their names") == std::string::npos);
+  CHECK(text_of(false, {"fault=1"}).find("weights by their names") != std::string::npos);
+}
+
 TEST_CASE("sound plugins of other kinds") {
   check_sound(checked("optimizer", "ratio"));
   check_sound(checked("offload", "sound"));

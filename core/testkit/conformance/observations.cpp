@@ -36,6 +36,29 @@ std::vector<double> digest(const std::vector<float>& values) {
 
 // ---- models: weights by their exported names, losses, gradients, states ----
 
+std::uint64_t seed_of(const std::string& name) {  // FNV-1a
+  std::uint64_t seed = 14695981039346656037u;
+  for (const char letter : name) seed = (seed ^ static_cast<unsigned char>(letter)) * 1099511628211u;
+  return seed;
+}
+
+/// The loss of weights that their exported names decide: which of two tensors of one size stands where.
+double loss_by_names(Trial& trial, const Batch& batch) {
+  for (const PlannedTensor& tensor : trial.plan().tensors) {
+    if (tensor.kind != names::kMaster) continue;
+    const ParameterSpec& spec = trial.plan().parameter(tensor.parameter).spec;
+    std::vector<float> values;
+    for (const ParameterPart& part : spec.parts) {
+      const float middle = part.init.kind == Init::Kind::ones ? 1 : 0;
+      for (const float one : testkit::random_normal(part.rows * spec.columns(),
+                                                    seed_of(part.hf_name + " " + std::to_string(tensor.layer)), 0.1))
+        values.push_back(middle + one);
+    }
+    trial.write(tensor.kind, tensor.parameter, tensor.layer, values);
+  }
+  return trial.loss(batch);
+}
+
 Observed of_model(const Subject& subject) {
   auto device = oracle(subject.host);
   auto model = subject.make<Model>();
@@ -84,6 +107,7 @@ Observed of_model(const Subject& subject) {
         seen["after two steps: state " + tensor.kind + tensor_name(tensor)] =
             digest(plain->tensor(tensor.kind, tensor.parameter, tensor.layer));
   }
+  seen["loss, weights by their names"] = std::vector<double>{loss_by_names(*plain, batch)};
   return seen;
 }
 
