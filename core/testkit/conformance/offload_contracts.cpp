@@ -222,11 +222,21 @@ std::string neighbours(const Subject& subject) {
   return "200 rounds";
 }
 
+/// A device of which a stream rests behind each copy, so that another's work comes between.
+class Resting final : public testkit::ForwardingDevice {
+ public:
+  using ForwardingDevice::ForwardingDevice;
+  void copy(void* to, const void* from, std::size_t bytes, Stream stream) override {
+    ForwardingDevice::copy(to, from, bytes, stream);
+    call([] { std::this_thread::sleep_for(std::chrono::milliseconds(2)); }, stream);
+  }
+};
+
 /// Two streams that put and get in slots of their own, both at work all the time.
 std::string at_once(const Subject& subject) {
   constexpr std::size_t kBytes = (std::size_t{2} << 20) + 5;
   constexpr unsigned kRounds = 8;
-  Opened opened(subject);
+  Opened opened(subject, std::make_unique<Resting>(open_device(subject.host, subject.options)));
   Device& device = *opened.device;
   struct Lane {
     Stream stream;
@@ -240,8 +250,6 @@ std::string at_once(const Subject& subject) {
     const Bytes want[] = {pattern(kBytes, 2 * round + 1), pattern(kBytes, 2 * round + 2)};
     first.from.write(want[0].data());
     second.from.write(want[1].data());
-    for (const Lane* lane : {&first, &second})
-      device.call([] { std::this_thread::sleep_for(std::chrono::milliseconds(3)); }, lane->stream);
     for (Lane* lane : {&first, &second}) {
       opened.store->put(lane->slot, 0, lane->from.data(), kBytes, lane->stream);
       opened.store->get(lane->slot, 0, lane->to.data(), kBytes, lane->stream);

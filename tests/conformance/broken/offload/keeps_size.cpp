@@ -1,4 +1,6 @@
 // Fault: where memory for a larger buffer runs out, its size stays, and puts have no buffer from then on.
+#include <map>
+
 #include "host_store.h"
 
 namespace {
@@ -7,7 +9,8 @@ class KeepsSize final : public HostStore {
  public:
   KeepsSize() : HostStore("keeps_size") {}
   ~KeepsSize() override {
-    if (buffer_) device_->release(quern::MemoryKind::pinned, buffer_);
+    for (const auto& [handle, buffer] : buffers_)
+      if (buffer.data) device_->release(quern::MemoryKind::pinned, buffer.data);
   }
   void open(quern::Device& device, const quern::StorePlace& place) override {
     device_ = &device;
@@ -15,21 +18,26 @@ class KeepsSize final : public HostStore {
   }
   void put(quern::OffloadSlot slot, std::size_t offset, const void* memory, std::size_t bytes,
            quern::Stream stream) override {
-    if (size_ < bytes) {  // release() waits for copies that use the smaller one
-      if (buffer_) device_->release(quern::MemoryKind::pinned, buffer_);
-      buffer_ = nullptr;
-      size_ = bytes;
-      buffer_ = device_->allocate(quern::MemoryKind::pinned, bytes);
+    Buffer& buffer = buffers_[stream.handle];
+    if (buffer.size < bytes) {  // release() waits for copies that use the smaller one
+      if (buffer.data) device_->release(quern::MemoryKind::pinned, buffer.data);
+      buffer.data = nullptr;
+      buffer.size = bytes;
+      buffer.data = device_->allocate(quern::MemoryKind::pinned, bytes);
     }
-    if (!buffer_) return;
-    device_->copy(buffer_, memory, bytes, stream);
-    HostStore::put(slot, offset, buffer_, bytes, stream);
+    if (!buffer.data) return;
+    device_->copy(buffer.data, memory, bytes, stream);
+    HostStore::put(slot, offset, buffer.data, bytes, stream);
   }
 
  private:
+  struct Buffer {
+    void* data = nullptr;
+    std::size_t size = 0;
+  };
+
   quern::Device* device_ = nullptr;
-  void* buffer_ = nullptr;
-  std::size_t size_ = 0;
+  std::map<void*, Buffer> buffers_;  // by stream
 };
 
 }  // namespace
