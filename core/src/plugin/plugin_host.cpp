@@ -118,8 +118,9 @@ const Factory& PluginHost::require(std::string_view kind, std::string_view id, c
     return find(kind, id)->factory;
   }
   const std::vector<std::string> ids = known_ids(kind);
-  const std::string near = nearest_name(id, ids),
-                    looked_for = is_plugin_name(id) ? " for " + plugin_file_name(kind, id).string() : "";
+  const std::string near = nearest_name(id, ids), looked_for = !folders_.empty() && is_plugin_name(id)
+                                                                   ? " for " + plugin_file_name(kind, id).string()
+                                                                   : "";
   throw Error(ErrorCode::config, {.where = {},
                                   .what = "no such " + std::string(kind) + " plugin",
                                   .found = shortened(to_string(OptionValue(std::string(id)))),
