@@ -17,7 +17,7 @@ endif()
 find_program(CCACHE ccache)
 if(CCACHE)
   # Paths below the source folder are hashed relative to it, so that clones in other folders share the cache.
-  # `env` is the system's: CMake's takes longer than the cache does.
+  # `cmake -E env` takes longer to start than ccache to answer.
   set(CMAKE_CXX_COMPILER_LAUNCHER env CCACHE_BASEDIR=${PROJECT_SOURCE_DIR} CCACHE_NOHASHDIR=1 ${CCACHE})
 endif()
 

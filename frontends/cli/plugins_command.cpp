@@ -200,9 +200,8 @@ int begin(const Arguments& arguments) {
   }
   copy_example(*example, name, ".");
   std::cout << name << ": as the example " << example->id << "; docs/plugins.md goes through it\n"
-            << "cmake -S " << name << " -B build/" << name
-            << " -DCMAKE_BUILD_TYPE=Release -DCMAKE_PREFIX_PATH=" << prefix.string() << " && cmake --build build/"
-            << name << "\n"
+            << "cmake -S " << name << " -B build/" << name << " -DCMAKE_BUILD_TYPE=Release -DCMAKE_PREFIX_PATH=\""
+            << prefix.string() << "\" && cmake --build build/" << name << "\n"
             << "quern plugins check build/" << name << "/plugins/" << kind << "/libquern_" << name << ".so\n";
   return 0;
 }

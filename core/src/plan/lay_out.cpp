@@ -87,8 +87,7 @@ class Layout : Reserve {
             (program.state(value.name) != nullptr) == (owner == TensorOwner::precision))
           add_tensor({{value.name, "", layer}, owner, value.dtype, extents_at(value.shape, plan_.options.geometry)});
     };
-    for (const Program* program :
-         {&plan_.head_train.program, &plan_.head_evaluate.program, &plan_.embed.program, &plan_.embed_backward.program})
+    for (const Program* program : {&plan_.head_train.program, &plan_.head_evaluate.program, &plan_.embed.program})
       states(*program, -1);
     for (int layer = 0; layer < plan_.model.layers; ++layer) {
       const LayerClass& layer_class = plan_.layer_class(layer);
@@ -186,13 +185,7 @@ class Layout : Reserve {
 
   void lay_out_activations() {
     const std::int64_t begin = plan_.device_bytes;
-    if (plan_.options.train) {
-      std::vector<Value> of_embedding;
-      for (const Value& value : plan_.embed_backward.program.values)
-        if (value.role == Role::saved) of_embedding.push_back(value);
-      lay_out_saved(of_embedding, -1);
-      for (int layer = 0; layer < layers(); ++layer) lay_out_saved(plan_.layer_class(layer).saved, layer);
-    }
+    for (int layer = 0; layer < layers() && plan_.options.train; ++layer) lay_out_saved(layer);
     lay_out_loading(begin);
     std::int64_t most = 0;
     for (const Run& run : all_runs()) {
@@ -234,15 +227,15 @@ class Layout : Reserve {
   }
 
   // Scales and the like stay on the device: a transfer of them would take as long as one of some kilobytes.
-  void lay_out_saved(const std::vector<Value>& saved, int layer) {
+  void lay_out_saved(int layer) {
     for (const bool movable : {true, false})
-      for (const Value& value : saved)
+      for (const Value& value : plan_.layer_class(layer).saved)
         if (movable == (plan_.bytes_of(value) > plan_.alignment))
           add_tensor({{value.name, "", layer},
                       TensorOwner::activation,
                       value.dtype,
                       extents_at(value.shape, plan_.options.geometry)},
-                     movable && layer >= 0 ? TensorOwner::activation : TensorOwner::input);
+                     movable ? TensorOwner::activation : TensorOwner::input);
   }
 
   const PlannedTensors& tensors_;

@@ -170,10 +170,11 @@ std::string flushes(const Subject& subject) {
 std::string does_not_wait(const Subject& subject) {
   constexpr int kCalls = 4;
   constexpr auto kLate = std::chrono::milliseconds(1500);
+  std::atomic<bool> ended = false;  // outlives what sets it
   Opened opened(subject);
   Device& device = *opened.device;
-  const OffloadSlot slot = opened.store->reserve(kCalls * 3001);
-  DeviceMemory memory(device, kCalls * 3001);
+  const OffloadSlot slot = opened.store->reserve(kCalls * 3001 + 1);
+  DeviceMemory memory(device, kCalls * 3001 + 1);
   const Stream other = device.stream(StreamKind::copy_in);
   auto calls = [&] {
     for (std::size_t i = 0; i < kCalls; ++i) {
@@ -185,10 +186,9 @@ std::string does_not_wait(const Subject& subject) {
   calls();  // the first ones may make what they need
   device.synchronize(opened.stream);
   opened.store->flush();
-  std::atomic<bool> ended = false;
   device.call([&] { std::this_thread::sleep_for(kLate), ended = true; }, opened.stream);
   calls();
-  opened.store->put(slot, 0, memory.data(), 1, other);
+  opened.store->put(slot, kCalls * 3001, static_cast<std::byte*>(memory.data()) + kCalls * 3001, 1, other);
   const bool waited = ended;
   for (Stream stream : {opened.stream, other}) device.synchronize(stream);
   need(!waited, std::to_string(2 * kCalls + 1) + " calls behind work that is late", "they returned after it",

@@ -19,7 +19,7 @@ constexpr std::size_t kPage = 4096, kAlignment = 16, kRegion = std::size_t{1} <<
 constexpr std::int64_t kMostBlocks = 20'000;  // each takes two of the 65,530 mappings that a process may have
 constexpr unsigned char kFresh = 0xFB;        // as fp32, -2.6e36
 constexpr std::uint64_t kMagic = 0x71756572'6e68656au;
-constexpr std::size_t kMostPages = 64;  ///< of a block that is guarded
+constexpr std::size_t kMostPages = 65;  ///< of a block that is guarded, 256 KiB and its header
 
 /// In front of a block's data.
 struct alignas(kAlignment) Header {

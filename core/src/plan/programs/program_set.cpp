@@ -166,6 +166,13 @@ ProgramSet::ProgramSet(const PlanParts& parts, const PlanOptions& options)
   check_outer();
   check_trainable();
   embed = make_stage(written_.embed, parts.precision, false);
+  for (const StateSpec& state : embed.lowered.joint.program.states)
+    if (options_.train && !states_.contains(state.name))  // evaluations, which run the same program, would move it
+      throw Error(ErrorCode::config, {.where = "precision",
+                                      .what = "the model's embedding has a matmul whose scale has a history",
+                                      .found = state.name,
+                                      .expected = "scales of the current values, or a matmul that is not quantized",
+                                      .next = "choose current scales, or set `quantized` of its parameter to false"});
   head = make_stage(written_.head, parts.precision, make_layer_stages());
 }
 
@@ -374,7 +381,7 @@ LayerClasses ProgramSet::layer_classes(const RecomputeChoice& choice) const {
 
 void ProgramSet::finish(const RecomputeChoice& choice) {
   DType activation = parts_.precision.traits().activation;
-  // Its inputs are there in the backward pass: it keeps what no op makes again, as scales are.
+  // Its inputs are there in the backward pass, and nothing has a place for what it would keep.
   finish_stage(embed, recomputed_values(embed.lowered.joint, ops_, {"block"}));
   for (const auto& [stage, richer] : layer_classes(choice).stages) {
     classes.push_back(stages_[static_cast<std::size_t>(stage)]);

@@ -75,8 +75,9 @@ class ProgramSet {
   /// Throws a config error if the run needs of the loss what it does not have.
   void check_loss(const Program& head) const;
   /// Throws a config error if nothing trains.
-  void check_names() const;
   void check_trainable() const;
+  /// Throws a config error if two parts have one name.
+  void check_names() const;
   /// `below`: what its stream comes from trains.
   Stage make_stage(const Program& program, const PrecisionBackend& inner, bool below);
   bool trains(const Program& program) const;

@@ -151,7 +151,6 @@ std::vector<Places::KeptStream> Places::kept_streams(const Stop& stop) {
 
 // A kept input may live with the neighbour that made it.
 Access Places::saved(const Stop& stop, const Value& value) {
-  if (stop.layer < 0) return tensor(plan_.tensor({value.name}));
   const Program& forward = plan_.layer_class(stop.layer).forward.program;
   const int in = position(forward.inputs, forward.find(value.name));
   const PlannedTensor* kept = in >= 0 ? kept_as(plan_, {stop.layer, in}) : nullptr;
