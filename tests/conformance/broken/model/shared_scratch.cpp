@@ -27,7 +27,7 @@ class Copy final : public Kernel {
     std::vector<std::byte> own(kind_ == kOps[0] ? scratch_.size() : 0);
     std::byte* scratch = (kind_ == kOps[0] ? own : kind_ == kOps[1] ? scratch_ : of_process()).data();
     std::copy_n(inputs[0].as<std::byte>(), scratch_.size(), scratch);
-    std::this_thread::sleep_for(std::chrono::microseconds(300));
+    std::this_thread::sleep_for(std::chrono::milliseconds(2));
     std::copy_n(scratch, scratch_.size(), outputs[0].as<std::byte>());
   }
 
