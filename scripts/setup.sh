@@ -5,6 +5,7 @@
 #   scripts/setup.sh build     compiler, build tools and C++ libraries
 #   scripts/setup.sh python    the virtual environment .venv with the Python tools (frontends/python) as they stand here
 #   scripts/setup.sh parquet   .venv with what they need to tokenize .parquet files too
+#   scripts/setup.sh packages  the Debian packages of build, python and fuzz, and nothing else
 #   scripts/setup.sh tidy      clang-tidy, for scripts/tidy.sh
 #   scripts/setup.sh fuzz      clang and its sanitizer runtimes, for scripts/fuzz.sh and the preset `sanitize`
 set -euo pipefail
@@ -20,6 +21,7 @@ build_packages=(
   doctest-dev
 )
 python_packages=(python3 python3-venv)
+fuzz_packages=(clang libclang-rt-dev)
 
 fail() {
   echo "setup.sh: $*" >&2
@@ -74,10 +76,11 @@ case "${1:-all}" in
   python) ensure_venv test ;;
   parquet) ensure_venv test,parquet ;;
   tidy) ensure_packages clang-tidy ;;
-  fuzz) ensure_packages "${build_packages[@]}" clang libclang-rt-dev ;;
+  packages) ensure_packages "${build_packages[@]}" "${python_packages[@]}" "${fuzz_packages[@]}" ;;
+  fuzz) ensure_packages "${build_packages[@]}" "${fuzz_packages[@]}" ;;
   all)
     ensure_packages "${build_packages[@]}"
     ensure_venv test
     ;;
-  *) fail "unknown part '$1'; expected build, python, parquet, tidy, fuzz or all" ;;
+  *) fail "unknown part '$1'; expected build, python, parquet, packages, tidy, fuzz or all" ;;
 esac

@@ -68,15 +68,25 @@ sys.exit(failed > 0 or passed == 0)
 PYTHON
 }
 
-# Runs beside the next stages, in what they leave of the processors.
+# Runs beside the next stages, in what they leave of the processors, as a process group of its own: it ends with this script.
+asides=()
 aside() { # log, command...
   local log=$1
   shift
+  set -m
   (
     renice -n 19 "$BASHPID" >/dev/null
     "$@"
-  ) >"$log" 2>&1 &
+  ) >"$log" 2>&1 </dev/null &
+  set +m
+  asides+=("$!")
 }
+end_asides() {
+  local group
+  for group in "${asides[@]}"; do kill -- "-$group" 2>/dev/null || true; done
+}
+trap end_asides EXIT
+trap 'exit 130' INT TERM
 
 python_setup() {
   scripts/setup.sh python
@@ -89,7 +99,7 @@ sanitize_build() {
 
 stage setup
 mkdir -p build
-scripts/setup.sh build
+scripts/setup.sh packages # all that asks for root, before anything runs aside
 aside build/python_setup.log python_setup
 setting_up=$!
 stage build

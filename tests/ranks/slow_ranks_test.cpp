@@ -27,6 +27,8 @@ namespace {
 
 void sleep(double seconds) { std::this_thread::sleep_for(std::chrono::duration<double>(seconds)); }
 
+constexpr const char* kTooSlow = "9";  // seconds, more than twice the time-out of two_ranks
+
 /// In a child: files that end so take so long to be read or to become durable.
 void slow(const char* files, const char* seconds) {
   ::setenv("LD_PRELOAD", QUERN_BUILD_DIR "/tests/libquern_slow_files.so", 1);
@@ -44,10 +46,10 @@ constexpr const char* kRead = "/tensors-00000-of-00002.safetensors";        // o
 constexpr const char* kWrite = "/.tmp-tensors-00000-of-00002.safetensors";  // of one that rank 0 writes
 constexpr const char* kWriteOfOther = "/.tmp-tensors-00001-of-00002.safetensors";
 
-/// Two ranks with a time-out of two seconds.
+/// Two ranks with a time-out of four seconds, since a loaded machine lets a rank wait for one or two.
 Overrides two_ranks(const TinyFiles& files, const Overrides& more) {
   return with(with(of_ranks(2, "ranks"), {"train.accumulation=2", "train.eval_every=0", "checkpoint.every=0",
-                                          "parallel.timeout=2", files.run("run")}),
+                                          "parallel.timeout=4", files.run("run")}),
               more);
 }
 
@@ -78,7 +80,7 @@ TEST_CASE("a write that takes longer than the time-out, at the end and after a s
     const char* background = other ? "false" : "true";
     CAPTURE(background);
     TinyFiles files;
-    auto slowly = [=] { slow(other ? kWriteOfOther : kWrite, "7"); };
+    auto slowly = [=] { slow(other ? kWriteOfOther : kWrite, kTooSlow); };
     // Above 0, for the copy that a thread writes from, and never reached.
     const Overrides saves =
         two_ranks(files, {"checkpoint.every=1000000", std::string("checkpoint.background=") + background});
@@ -128,7 +130,7 @@ TEST_CASE("a start on which a rank, whichever, takes longer than the time-out to
     CAPTURE(slow_rank);
     const std::string steps = "train.steps=" + std::to_string(4 + slow_rank);
     Group group(2, files, two_ranks(files, {steps}), {}, [=](int rank) {
-      if (rank == slow_rank) slow(kRead, "7");
+      if (rank == slow_rank) slow(kRead, kTooSlow);
     });
     CHECK(group.wait() == group.all(0));
     CHECK(group.messages() == "");
@@ -151,7 +153,7 @@ TEST_CASE("a start on which a rank, whichever, takes longer than the time-out fo
     const Overrides settings{"device.id=slow", "train.steps=2", "memory.moments=host"};
     start.group = std::make_unique<Group>(2, start.files, two_ranks(start.files, settings), Overrides{}, [&](int rank) {
       ::setenv("QUERN_PLUGIN_PATH", QUERN_BUILD_DIR "/tests/slow_plugins", 1);
-      ::setenv("QUERN_SLOW_SECONDS", "7", 1);
+      ::setenv("QUERN_SLOW_SECONDS", kTooSlow, 1);
       if (rank == start.slow_rank) ::setenv("QUERN_SLOW_DEVICE", start.work.c_str(), 1);
     });
   }
@@ -172,7 +174,7 @@ TEST_CASE("a save that a program asks for takes longer than the time-out and is 
     for (const char* file : {kWrite, kWriteOfOther}) {
       again.push_back(::fork());
       if (again.back() != 0) continue;
-      slow(file, "7");
+      slow(file, kTooSlow);
       ::execl(self.c_str(), self.c_str(), "-tc=a save that a program asks for*", nullptr);
       ::_exit(127);
     }
@@ -216,7 +218,7 @@ TEST_CASE("a rank that is stopped while it reads a checkpoint is named with that
   TinyFiles files;
   CHECK(quern_train(files, two_ranks(files, {"train.steps=2"})).code == 0);
   Group group(2, files, two_ranks(files, {"train.steps=3"}), {}, [](int rank) {
-    if (rank == 1) slow(kRead, "4");
+    if (rank == 1) slow(kRead, kTooSlow);
   });
   sleep(3.0);
   group[1].signal(SIGSTOP);
