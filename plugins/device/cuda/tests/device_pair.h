@@ -2,7 +2,9 @@
 // For tests: the CPU device, which is the oracle, and the GPU. Comparisons of ops run on both and check what they find.
 
 #include <functional>
+#include <initializer_list>
 #include <memory>
+#include <vector>
 
 #include <doctest/doctest.h>
 
@@ -29,6 +31,15 @@ struct DevicePair final : testkit::OpRunner {
 /// Whether the GPU is a real one, or emulated (tests/emulator) and the op small: passes over so many elements, or
 /// multiplies and adds so often. Otherwise a message says that it is left to a GPU.
 bool affordable(std::int64_t elements, std::int64_t products = 0);
+/// A number below `count`; -1, which stands for all, on a real GPU. The emulated one takes a second for what a GPU does
+/// in microseconds: of values in all combinations it gets some, drawn by QUERN_EMULATOR_SEED.
+int draw(std::size_t count);
+/// All of them on a real GPU, a drawn one on the emulated GPU.
+template <class T>
+std::vector<T> all_or_one(std::initializer_list<T> values) {
+  const int drawn = draw(values.size());
+  return drawn < 0 ? std::vector<T>(values) : std::vector<T>{values.begin()[drawn]};
+}
 /// Whether there are cuBLASLt and cuDNN. The emulated GPU lacks them: a message says "skipped: <reason>".
 bool has_libraries();
 

@@ -2,6 +2,8 @@
 #include "tests/device_pair.h"
 
 #include <cmath>
+#include <cstdlib>
+#include <random>
 
 #include "plugin/plugin_host.h"
 #include "quern/error.h"
@@ -26,6 +28,13 @@ bool affordable(std::int64_t elements, std::int64_t products) {
   if (!kEmulated || (elements <= most && products <= std::int64_t{1} << 28)) return true;
   MESSAGE("left to a GPU: " << elements << " elements, " << products << " multiplications");
   return false;
+}
+
+int draw(std::size_t count) {
+  if (!kEmulated) return -1;
+  const char* seed = std::getenv("QUERN_EMULATOR_SEED");
+  static std::mt19937 random(seed ? static_cast<unsigned>(std::strtoul(seed, nullptr, 10)) : 1);
+  return static_cast<int>(random() % count);
 }
 
 bool has_libraries() {

@@ -166,7 +166,7 @@ TEST_CASE("bits of an own GEMM are the same on any number of multiprocessors") {
         return y;
       };
       const std::vector<std::uint16_t> all = result(132);
-      for (const int fewer : {2, 14, 66}) CHECK(result(fewer) == all);
+      for (const int fewer : all_or_one({2, 14, 66})) CHECK(result(fewer) == all);
     }
   }
 }

@@ -117,7 +117,7 @@ void compare(Device& gpu, const Size& s, bool gradient, DType a_type, const Pois
     CHECK(testkit::mismatch(got[3].floats(), want[1].floats(), 0) == "");  // may be NaN
     CHECK(difference(got.back(), want.back()) == "");
   };
-  for (auto [all, transposed] : {std::pair{true, false}, {false, false}, {true, true}, {false, true}})
+  for (auto [all, transposed] : all_or_one({std::pair{true, false}, {false, false}, {true, true}, {false, true}}))
     check(all, transposed);
   on_fewer_multiprocessors(gpu, [&] { check(true, s.rows % 16 == 0); });
 }
@@ -132,7 +132,7 @@ TEST_CASE("GEMMs that quantize swiglu give the bits of their parts") {
     CAPTURE(s.rows);
     CAPTURE(s.width);
     CAPTURE(s.depth);
-    for (float scale : {0.0f, 64.0f, 0x1p-10f}) {  // nothing known, fits, clips
+    for (const float scale : all_or_one({0.0f, 64.0f, 0x1p-10f})) {  // nothing known, fits, clips
       CAPTURE(scale);
       compare(*gpu, s, false, kE4m3, state_of(scale));
       compare(*gpu, s, true, kE4m3, state_of(scale));
@@ -147,7 +147,7 @@ TEST_CASE("GEMMs that quantize swiglu find values that are not finite as their p
   if (gpu == nullptr) return;
   for (bool gradient : {false, true})
     for (float factor : {0x1p126f, std::numeric_limits<float>::quiet_NaN()})  // sums beyond bf16; no number
-      for (float scale : {0.0f, 64.0f})
+      for (const float scale : all_or_one({0.0f, 64.0f}))
         for (std::int64_t rows : {129, 144})  // 144 rows are transposed too
           compare(*gpu, {rows, 96, 800}, gradient, kE4m3, state_of(scale), factor);
 }
