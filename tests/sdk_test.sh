@@ -191,6 +191,8 @@ for package in quern_sdk quern 'quern 0.1'; do
   expect "does not say for which SDK" "$message"
   expect "$changes" "$message"
 done
+message=$(asked 'quern 7 REQUIRED') && fail "quern 7 was accepted"
+expect "with SDK 15, found for find_package(quern 7)" "$message"
 [[ $(asked 'quern_sdk 15 REQUIRED') != *Warning* ]] || fail "the SDK's own version is warned of"
 
 # A data source that opens as nothing ends the run with a message.

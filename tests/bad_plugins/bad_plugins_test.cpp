@@ -142,7 +142,7 @@ TEST_CASE("any one wrong byte of a header is refused or harmless to read") {
 TEST_CASE("a manifest that mismatches is refused") {
   check_holds(refusal("throwing_fill"), {"its manifest threw: found \"no licence file\", expected no exception"});
   check_holds(refusal("duplicate_id"), {"found log \"duplicate_id\" twice, expected once"});
-  check_holds(refusal("wrong_id"), {"found log \"another\", expected log \"wrong_id\""});
+  check_holds(refusal("wrong_id"), {"found log \"another\", expected log \"wrong_id\", the id in QUERN_PLUGIN and in the file's name: give it in manifest.add too"});
   check_holds(refusal("bad_default"),
               {"default of option every: out of range, found 0, expected an integer of at least 1",
                "found option twice twice, expected once"});

@@ -11,8 +11,8 @@ namespace quern {
 
 /// Numbers and words in display order. The sink must write non-finite numbers in a valid form.
 struct LogEvent {
-  std::string kind;  ///< "run", "step", "eval", "telemetry", "scale", "checkpoint", "sample", "spike", "non_finite",
-                     ///< "warning", "end"
+  std::string kind;  ///< "run", "start", "step", "eval", "telemetry", "scale", "checkpoint", "sample", "spike",
+                     ///< "non_finite", "warning", "end"; later versions may add others
   std::vector<std::pair<std::string, std::variant<std::int64_t, double, std::string>>> fields;
 };
 

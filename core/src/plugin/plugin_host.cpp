@@ -151,7 +151,8 @@ std::string PluginHost::faults_of(const Manifest& manifest, std::string_view kin
   auto wanted = [&](const Key& key) { return key.second == id && (kind.empty() || key.first == kind); };
   if (std::none_of(seen.begin(), seen.end(), wanted))
     add("found " + (offered.empty() ? "no factory" : offered) + ", expected " +
-        label(kind.empty() ? "an implementation" : kind, id));
+        label(kind.empty() ? "an implementation" : kind, id) + ", the id in QUERN_PLUGIN and in the file's name" +
+        (offered.empty() ? "" : ": give it in manifest.add too"));
   return faults;
 }
 

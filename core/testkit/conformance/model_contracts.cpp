@@ -92,7 +92,8 @@ void need_effect(const Subject& subject, const OptionSpec& spec, const OptionVal
       if (has_effect(beside, spec, now)) return;
     }
   }
-  broken("option " + spec.key, "the same parameters and programs whatever its value", "an effect");
+  broken("option " + spec.key, "the same parameters and programs whatever its value",
+         "an effect, or a refusal where the other options leave it without one");
 }
 
 /// hf_config() has every option, whatever its value, and each value makes programs that fit together.

@@ -11,7 +11,7 @@ std::vector<OptionValue> other_values(const OptionSpec& spec, const OptionValue&
   if (const auto* integer = std::get_if<std::int64_t>(&now))
     for (std::int64_t other : {*integer * 2, *integer + 1, *integer / 2, *integer + 100}) values.emplace_back(other);
   if (const auto* real = std::get_if<double>(&now))
-    for (double other : {*real * 1.5, *real + 0.25, *real / 2}) values.emplace_back(other);
+    for (double other : {*real * 1.5, *real + 0.25, *real / 2, *real / 20}) values.emplace_back(other);
   std::erase_if(values, [&](OptionValue value) { return value == now || check_option(spec, value).has_value(); });
   return values;
 }
