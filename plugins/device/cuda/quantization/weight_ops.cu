@@ -102,37 +102,85 @@ __device__ __forceinline__ void make_scales(const Packing& p, const T* x, float*
 
 // ---- integers ----
 
-template <bool kStochastic, class T>
+/// Words of chance for four consecutive elements: those of requantize_weights.
+__device__ __forceinline__ RandomWords words_of(const QuantizeArguments& args, std::uint64_t element) {
+  return random_words(args.step->seed_low, args.step->seed_high, RandomPurpose::round_master, args.object,
+                      args.step->step, element / 4);
+}
+
+__device__ __forceinline__ float up_by_chance(float value, std::uint32_t word) {
+  const float below = floorf(value);
+  return static_cast<float>(word >> 8) < (value - below) * 0x1p24f ? below + 1.0f : below;
+}
+
+__device__ __forceinline__ unsigned code_of(float value, const Packing& p) {
+  const auto most = static_cast<float>(p.largest);
+  const int integer = isnan(value) ? 0 : static_cast<int>(fminf(fmaxf(value, -most), most));
+  return static_cast<unsigned>(integer) & ((1u << p.bits) - 1);
+}
+
+constexpr int kWideValues = 8;
+
+/// `kWide`: a thread takes eight values at a time, which are of one group and aligned, and draws for four at once.
+template <bool kStochastic, bool kWide, class T>
 __global__ void __launch_bounds__(kThreads) quantize_kernel(const QuantizeArguments args) {
   if (kStochastic && args.update->apply == 0) return;
   const Packing p = args.packing;
-  const std::int64_t row = blockIdx.x, in_byte = 8 / p.bits, bytes = p.columns / in_byte;
+  const std::int64_t row = blockIdx.x;
   const T* x = static_cast<const T*>(args.x) + row * p.columns;
   float* scales = args.scales + row * p.groups;
+  std::uint8_t* q = args.q + row * (p.columns * p.bits / 8);
   make_scales(p, x, scales);
-  const auto most = static_cast<float>(p.largest);
-  for (std::int64_t byte = threadIdx.x; byte < bytes; byte += kThreads) {
-    unsigned packed = 0;
-    for (int j = 0; j < in_byte; ++j) {
-      const std::int64_t i = byte * in_byte + j;
-      float value = __fmul_rn(to_float(x[i]), __fdiv_rn(1.0f, scales[i / p.group]));
-      if constexpr (kStochastic) {
-        const std::uint64_t element = args.offset + static_cast<std::uint64_t>(row * p.columns + i);
-        const RandomWords words = random_words(args.step->seed_low, args.step->seed_high, RandomPurpose::round_master,
-                                               args.object, args.step->step, element / 4);
-        std::uint32_t word = words.word[0];
+  const std::uint64_t first = args.offset + static_cast<std::uint64_t>(row * p.columns);
+  if constexpr (kWide) {
+    struct alignas(16) Values {
+      T at[kWideValues];
+    };
+    for (std::int64_t i = std::int64_t{threadIdx.x} * kWideValues; i < p.columns; i += kThreads * kWideValues) {
+      const Values values = *reinterpret_cast<const Values*>(x + i);
+      const float inverse = __fdiv_rn(1.0f, scales[p.groups == 1 ? 0 : i / p.group]);
+      RandomWords words;
+      std::uint64_t packed = 0;
 #pragma unroll
-        for (std::uint64_t k = 1; k < 4; ++k)
-          if (element % 4 == k) word = words.word[k];
-        const float below = floorf(value);
-        value = static_cast<float>(word >> 8) < (value - below) * 0x1p24f ? below + 1.0f : below;
-      } else {
-        value = rintf(value);
+      for (int j = 0; j < kWideValues; ++j) {
+        float value = __fmul_rn(to_float(values.at[j]), inverse);
+        if constexpr (kStochastic) {
+          if (j % 4 == 0) words = words_of(args, first + static_cast<std::uint64_t>(i + j));
+          value = up_by_chance(value, words.word[j % 4]);
+        } else {
+          value = rintf(value);
+        }
+        packed |= std::uint64_t{code_of(value, p)} << (j * p.bits);
       }
-      const int integer = isnan(value) ? 0 : static_cast<int>(fminf(fmaxf(value, -most), most));
-      packed |= (static_cast<unsigned>(integer) & ((1u << p.bits) - 1)) << (j * p.bits);
+      if (p.bits == 8)
+        reinterpret_cast<std::uint64_t*>(q)[i / kWideValues] = packed;
+      else if (p.bits == 4)
+        reinterpret_cast<std::uint32_t*>(q)[i / kWideValues] = static_cast<std::uint32_t>(packed);
+      else
+        reinterpret_cast<std::uint16_t*>(q)[i / kWideValues] = static_cast<std::uint16_t>(packed);
     }
-    args.q[row * bytes + byte] = static_cast<std::uint8_t>(packed);
+  } else {
+    const int in_byte = 8 / p.bits;
+    for (std::int64_t byte = threadIdx.x; byte < p.columns / in_byte; byte += kThreads) {
+      unsigned packed = 0;
+      for (int j = 0; j < in_byte; ++j) {
+        const std::int64_t i = byte * in_byte + j;
+        float value = __fmul_rn(to_float(x[i]), __fdiv_rn(1.0f, scales[i / p.group]));
+        if constexpr (kStochastic) {
+          const std::uint64_t element = first + static_cast<std::uint64_t>(i);
+          const RandomWords words = words_of(args, element);
+          std::uint32_t word = words.word[0];
+#pragma unroll
+          for (std::uint64_t k = 1; k < 4; ++k)
+            if (element % 4 == k) word = words.word[k];
+          value = up_by_chance(value, word);
+        } else {
+          value = rintf(value);
+        }
+        packed |= code_of(value, p) << (j * p.bits);
+      }
+      q[byte] = static_cast<std::uint8_t>(packed);
+    }
   }
 }
 
@@ -208,9 +256,13 @@ Launch prepare_dequantize(const OpInstance& op, CudaContext& context) {
 }
 
 template <bool kStochastic>
-LoadedKernel<QuantizeArguments> quantize_for(DType dtype, CudaContext& context) {
+LoadedKernel<QuantizeArguments> quantize_for(DType dtype, const Packing& packing, std::uint64_t offset,
+                                             CudaContext& context) {
+  const bool wide = packing.columns % kWideValues == 0 && offset % 4 == 0;  // groups are of 32
   return with_element(dtype, [&](auto t) {
-    KernelFunction<QuantizeArguments> function = quantize_kernel<kStochastic, decltype(t)>;
+    using T = decltype(t);
+    KernelFunction<QuantizeArguments> function =
+        wide ? quantize_kernel<kStochastic, true, T> : quantize_kernel<kStochastic, false, T>;
     return load_kernel(function, dim3(kThreads), context.multiprocessors);
   });
 }
@@ -218,7 +270,7 @@ LoadedKernel<QuantizeArguments> quantize_for(DType dtype, CudaContext& context) 
 // x (R, C) f32 or bf16 -> q, scale
 Launch prepare_quantize(const OpInstance& op, CudaContext& context) {
   const Packing packing = packing_of(op, op.inputs[0].extents);
-  auto kernel = quantize_for<false>(op.inputs[0].dtype, context);
+  auto kernel = quantize_for<false>(op.inputs[0].dtype, packing, 0, context);
   return [=](std::span<const View> in, std::span<const View> out, const Exec& exec) {
     QuantizeArguments args{packing, in[0].data, out[0].as<std::uint8_t>(), out[1].as<float>(), in[0].extents[0]};
     kernel.launch(args.rows, stream_of(exec), args);
@@ -228,8 +280,8 @@ Launch prepare_quantize(const OpInstance& op, CudaContext& context) {
 // update, step, x (R, C), q, scale -> q, scale
 Launch prepare_requantize(const OpInstance& op, CudaContext& context) {
   const Packing packing = packing_of(op, op.inputs[2].extents);
-  auto kernel = quantize_for<true>(op.inputs[2].dtype, context);
   const auto offset = static_cast<std::uint64_t>(op.attributes.list("offsets")[0]);
+  auto kernel = quantize_for<true>(op.inputs[2].dtype, packing, offset, context);
   const auto object = static_cast<std::uint32_t>(op.attributes.list("objects")[0]);
   return [=](std::span<const View> in, std::span<const View> out, const Exec& exec) {
     for (std::size_t i : {0, 1})
