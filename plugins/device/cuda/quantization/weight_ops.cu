@@ -102,7 +102,7 @@ __device__ __forceinline__ void make_scales(const Packing& p, const T* x, float*
 
 // ---- integers ----
 
-/// Words of chance for four consecutive elements: those of requantize_weights.
+/// Random words of four consecutive elements, for requantize_weights.
 __device__ __forceinline__ RandomWords words_of(const QuantizeArguments& args, std::uint64_t element) {
   return random_words(args.step->seed_low, args.step->seed_high, RandomPurpose::round_master, args.object,
                       args.step->step, element / 4);
