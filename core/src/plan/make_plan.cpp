@@ -28,7 +28,7 @@ bool verifies() {
 /// What ranks choose must be the same on all: each would find other times for its own shards.
 Choice choose_for_all_ranks(Trials& trials, const PlanParts& parts, PlanOptions options) {
   options.state.rank = 0;
-  return choose_with_shares(trials, parts, options);
+  return choose(trials, parts, options, Reach::shares);
 }
 
 /// The plan of another rank by the same choice.

@@ -123,8 +123,8 @@ void TrainingRun::choose_micro_batch() {
   if (session.train.accumulation % session.parallel.ranks != 0)
     refuse_use("its micro-batches are not as many on each rank",
                "make train.accumulation a multiple of parallel.ranks");
-  Choice choice = session.leaves_sharding() ? choose_with_sharding(session.parts(), session.plan_options())
-                                            : choose_with_micro_batch(session.parts(), session.plan_options());
+  Choice choice =
+      choose(session.parts(), session.plan_options(), session.leaves_sharding() ? Reach::sharding : Reach::micro_batch);
   if (!choice.fits) return;
   add_schedules(choice.plan, *session.device);
   parts_->own_plan = std::move(choice.plan);

@@ -1,33 +1,38 @@
 #pragma once
-// Chooses where state is kept and the recomputed values: the planner's part of the options, for the fastest step that
-// fits the budgets.
+// Chooses what the options leave open, for the fastest step that fits the budgets: one search over these knobs, from
+// the outermost.
+//
+//   parallel.zero          every stage
+//   train.micro_batch      divisors of a step's sequences, from large to small, up to the second in a row that is
+//   slower train.loss_chunk       where logits take more memory than layers: kSmallChunk; at the end some others
+//   precision's "auto"     every form of the backend
+//   memory.master, ...     all of a kind on the device or in the first store: every combination that bounds leave; then
+//                          one kind at a time shares of its layers, and other stores for the optimizer's state
+//   memory.recompute       the config's own, or as little as fits (Trials::within)
+//   bytes that are left    for values of stores and ranks that several windows of a run read
 
 #include <optional>
 
-#include "plan/choice/fit.h"
+#include "plan/choice/trials.h"
 
 namespace quern {
 
 /// Tokens whose logits are made at once, where the device's own choice takes too much.
 inline constexpr std::int64_t kSmallChunk = 1024;
 
-/// The fastest that fits, of all placements, each with as little recomputation as fits, and of all forms of the
-/// precision backend; none: nothing fits.
+/// How many of the knobs are searched, each with those before it.
+enum class Reach : std::uint8_t {
+  kinds,        ///< whole kinds of state, forms, and recomputation
+  shares,       ///< and what is left of the budget: all that changes no bit of the sums
+  micro_batch,  ///< and the logits made at once, for the same sequences in a step
+  sharding,     ///< of a run of several ranks
+};
+
+/// Where nothing fits, what comes nearest.
+Choice choose(Trials& trials, const PlanParts& parts, const PlanOptions& options, Reach reach);
+Choice choose(const PlanParts& parts, const PlanOptions& options, Reach reach);
+
+/// Of whole kinds; none: nothing fits.
 std::optional<Choice> choose_fitting(const PlanParts& parts, const PlanOptions& options);
-
-/// The same; where nothing fits, what comes nearest.
-Choice choose(const PlanParts& parts, const PlanOptions& options);
-
-/// What choose() finds, then shares of it (shares.h), and what fits beside them.
-Choice choose_with_shares(Trials& trials, const PlanParts& parts, const PlanOptions& options);
-
-/// Chooses what changes the order of sums too, for the fastest step of the same sequences: the micro-batch, and where
-/// logits take more memory than layers the tokens whose logits are made at once; then shares. Where none
-/// fits, as choose does. Micro-batches are tried from large to small, up to the second in a row that is slower than the
-/// best.
-Choice choose_with_micro_batch(const PlanParts& parts, const PlanOptions& options);
-
-/// The same for a run of several ranks whose sharding is open too, of all stages of ZeRO.
-Choice choose_with_sharding(const PlanParts& parts, const PlanOptions& options);
 
 }  // namespace quern

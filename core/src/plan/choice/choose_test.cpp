@@ -10,7 +10,6 @@
 
 #include <doctest/doctest.h>
 
-#include "plan/choice/shares.h"
 #include "plan/test_plans.h"
 #include "quern/error.h"
 #include "quern/testkit/refusal.h"
@@ -52,10 +51,9 @@ PlanOptions with_budgets(PlanOptions options, std::int64_t device, std::int64_t 
   return options;
 }
 
-Choice with_shares(const PlanParts& parts, const PlanOptions& options) {
-  Trials trials;
-  return choose_with_shares(trials, parts, options);
-}
+Choice choose(const PlanParts& parts, const PlanOptions& options) { return choose(parts, options, Reach::kinds); }
+
+Choice with_shares(const PlanParts& parts, const PlanOptions& options) { return choose(parts, options, Reach::shares); }
 
 /// The fastest step of all placements, each named in the options.
 std::optional<double> fastest(const PlanParts& parts, const PlanOptions& options) {
@@ -343,7 +341,7 @@ TEST_CASE("the micro-batch is the fastest for the sequences of a step") {
   const std::int64_t resident = choose(deep.parts, tiny_options()).plan.device_bytes;
   for (const int part : {7, 40}) {
     const PlanOptions options = with_budgets(open_options(), resident * part / 10, 0);
-    const Choice choice = choose_with_micro_batch(deep.parts, options);
+    const Choice choice = choose(deep.parts, options, Reach::micro_batch);
     REQUIRE(choice.fits);
     const PlanOptions& made = choice.plan.options;
     CHECK(made.geometry.batch * made.accumulation == options.geometry.batch * options.accumulation);
@@ -381,7 +379,7 @@ TEST_CASE(
     named.state.master.sharding = named.state.moments.sharding = of[stage > 0];
     named.state.gradients.sharding = of[stage > 1];
     named.state.weights.sharding = of[stage > 2];
-    return choose_with_micro_batch(deep.parts, named);
+    return choose(deep.parts, named, Reach::micro_batch);
   };
   std::vector<std::int64_t> bytes;
   std::vector<double> seconds;
@@ -391,12 +389,12 @@ TEST_CASE(
     seconds.push_back(choice.plan.seconds_per_step);
   }
   for (std::size_t stage = 1; stage < 4; ++stage) CHECK(bytes[stage] < bytes[stage - 1]);
-  const Choice free = choose_with_sharding(deep.parts, options);
+  const Choice free = choose(deep.parts, options, Reach::sharding);
   CHECK(free.plan.seconds_per_step == *std::min_element(seconds.begin(), seconds.end()));
   for (const int least : {1, 3}) {
     CAPTURE(least);
     const Choice tight =
-        choose_with_sharding(deep.parts, with_budgets(options, bytes[static_cast<std::size_t>(least)], 0));
+        choose(deep.parts, with_budgets(options, bytes[static_cast<std::size_t>(least)], 0), Reach::sharding);
     REQUIRE(tight.fits);
     CHECK(tight.plan.device_total() <= bytes[static_cast<std::size_t>(least)]);
     const int stage = stage_of(tight.plan.options);

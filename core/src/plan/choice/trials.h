@@ -37,12 +37,19 @@ std::string sized(std::int64_t bytes);  ///< "1.5 GiB"
 /// Bytes above a limit; of limit 0: none.
 std::int64_t above(std::int64_t bytes, std::int64_t limit);
 
+/// What no recomputation frees of the device.
+std::int64_t least_device_bytes(const Plan& plan);
+/// And of host memory, or of stores elsewhere.
+std::int64_t least_stored_bytes(const Plan& plan, bool host);
+
 /// Bytes that a plan may take; 0: any number. Stores also have capacities of their own, which the plan knows.
 struct Limits {
   std::int64_t device = 0, host = 0, disk = 0;
   bool hold(const Plan& plan) const { return missing(plan) == 0; }
   /// Bytes that the plan takes above them.
   std::int64_t missing(const Plan& plan) const;
+  /// The same whatever is recomputed, and without slots.
+  std::int64_t least_missing(const Plan& plan) const;
 };
 /// The least of budget and device memory; the others are their budgets.
 Limits limits_of(const PlanParts& parts, const PlanOptions& options);

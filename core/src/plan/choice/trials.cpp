@@ -1,4 +1,4 @@
-#include "plan/choice/fit.h"
+#include "plan/choice/trials.h"
 
 #include <algorithm>
 #include <optional>
@@ -50,6 +50,13 @@ std::int64_t layers_that_fit(const Plan& fit, const Plan& more, const Limits& li
   return fitting;
 }
 
+/// Activations in a store.
+std::int64_t saved_in(const Plan& plan, std::size_t store) {
+  for (const OwnerBytes& owner : plan.owners)
+    if (owner.owner == kSavedActivations && owner.store == static_cast<std::int32_t>(store)) return owner.bytes;
+  return 0;
+}
+
 }  // namespace
 
 std::string sized(std::int64_t bytes) { return format_bytes(static_cast<double>(bytes)); }
@@ -58,10 +65,35 @@ std::int64_t above(std::int64_t bytes, std::int64_t limit) {
   return limit > 0 ? std::max<std::int64_t>(bytes - limit, 0) : 0;
 }
 
+std::int64_t least_device_bytes(const Plan& plan) {
+  std::int64_t bytes = plan.device_total();
+  const bool in_slots = plan.options.state.activations.memory != kOnDevice;
+  for (const OwnerBytes& owner : plan.owners)
+    if (owner.store < 0 &&
+        (owner.owner == kSavedActivations || owner.owner == kTransient || (in_slots && owner.owner == kSlots)))
+      bytes -= owner.bytes;
+  return bytes;
+}
+
+std::int64_t least_stored_bytes(const Plan& plan, bool host) {
+  std::int64_t bytes = host ? plan.host_bytes() : plan.disk_bytes();
+  for (std::size_t i = 0; i < plan.stores.size(); ++i)
+    if (plan.stores[i].in_host_memory == host) bytes -= saved_in(plan, i);
+  return bytes;
+}
+
 std::int64_t Limits::missing(const Plan& plan) const {
   std::int64_t bytes =
       above(plan.device_total(), device) + above(plan.host_bytes(), host) + above(plan.disk_bytes(), disk);
   for (const StorePlan& store : plan.stores) bytes += above(store.bytes, store.capacity);
+  return bytes;
+}
+
+std::int64_t Limits::least_missing(const Plan& plan) const {
+  std::int64_t bytes = above(least_device_bytes(plan), device) + above(least_stored_bytes(plan, true), host) +
+                       above(least_stored_bytes(plan, false), disk);
+  for (std::size_t i = 0; i < plan.stores.size(); ++i)
+    bytes += above(plan.stores[i].bytes - saved_in(plan, i), plan.stores[i].capacity);
   return bytes;
 }
 

@@ -1,5 +1,5 @@
 // What a search keeps between its trials changes none of them.
-#include "plan/choice/fit.h"
+#include "plan/choice/trials.h"
 
 #include <doctest/doctest.h>
 
