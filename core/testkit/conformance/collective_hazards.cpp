@@ -1,12 +1,10 @@
-// What goes wrong in groups of ranks beside sums and moves of data: NaN, buffers that are used again, ranks that are
-// ahead.
+#include "conformance/collective_hazards.h"
+
 #include <unistd.h>
 
 #include <algorithm>
 #include <cmath>
 #include <limits>
-
-#include "conformance/collective_data.h"
 
 namespace quern::conformance::collectives {
 

@@ -1,7 +1,7 @@
 // Every collective against what it must give, computed on each rank from all ranks' inputs.
 #include <algorithm>
 
-#include "conformance/collective_data.h"
+#include "conformance/collective_hazards.h"
 
 namespace quern::conformance {
 

@@ -41,12 +41,12 @@ struct Candidate {
   const PlanParts* form = nullptr;
   PlanOptions options = {};
   unsigned away = 0;             // bit i: all of the i-th open key's state is in the first store
-  Fit fit = {};                  // as the options name, or once it is tried as it fits
+  Choice choice = {};            // as the options name, or once it is tried as it fits
   std::int64_t named_bytes = 0;  // of the device, with the options' own recomputation
   std::int64_t least_bytes = 0;  // of the device, whatever is recomputed and without slots; or a bound of it
   bool planned = true;           // false: there is only that bound
   double seconds = 0;            // of a step; before it is tried, at least
-  bool tried = false, fits = false;
+  bool tried = false;
 };
 
 class Search {
@@ -82,7 +82,7 @@ class Search {
       for (Candidate& candidate : candidates) {
         if (candidate.seconds >= limit) break;
         if (!candidate.tried) try_to_fit(candidate);
-        if (!candidate.fits || candidate.seconds >= limit) continue;
+        if (!candidate.choice.fits || candidate.seconds >= limit) continue;
         fastest = &candidate;
         limit = candidate.seconds;
       }
@@ -134,7 +134,7 @@ class Search {
       trial.uploads = uploads_for(trial.accumulation);
       trial.loss_chunk = options.loss_chunk;
       bool faster = is_faster();
-      if (!faster && fewer_logits && head_binds(candidates_.front().front().fit.plan)) {
+      if (!faster && fewer_logits && head_binds(candidates_.front().front().choice.plan)) {
         trial.loss_chunk = kSmallChunk;
         faster = is_faster();
       }
@@ -210,7 +210,7 @@ class Search {
   // A candidate that fits with the options' own recomputation makes those needless that also move other state.
   void add(std::deque<Candidate>& candidates, const PlanParts& form, const PlanOptions& options, unsigned away) {
     for (const Candidate& known : candidates)
-      if (known.fits && (known.away & away) == known.away) return;
+      if (known.choice.fits && (known.away & away) == known.away) return;
     Candidate candidate{.form = &form, .options = options, .away = away};
     for (std::size_t i = 0; i < open_.size(); ++i)
       (candidate.options.state.*open_[i]->placement).memory =
@@ -259,13 +259,14 @@ class Search {
   Choice nearest(std::deque<Candidate>& candidates) {
     for (Candidate& candidate : candidates)
       if (!candidate.planned) plan(candidate);
-    auto missing = [&](const Candidate& candidate) { return limits_.least_missing(candidate.fit.plan); };
+    auto missing = [&](const Candidate& candidate) { return limits_.least_missing(candidate.choice.plan); };
     Candidate& least = *std::min_element(candidates.begin(), candidates.end(),
                                          [&](const auto& a, const auto& b) { return missing(a) < missing(b); });
     if (recomputes_) try_to_fit(least);
-    if (recomputes_ && !least.fits)  // with slots
-      least.fit.plan = trials_.plan(*least.form, least.options, least.fit.choice, [](const Plan&) { return true; });
-    return choice_of(least);
+    if (recomputes_ && !least.choice.fits)  // with slots
+      least.choice.plan =
+          trials_.plan(*least.form, least.options, least.choice.recompute, [](const Plan&) { return true; });
+    return std::move(least.choice);
   }
 
   Choice taken(const std::deque<Candidate>& candidates, Candidate& best) const {
@@ -277,12 +278,8 @@ class Search {
       }
       decide_recompute(decisions, best);
     }
-    best.fit.plan.decisions = std::move(decisions);
-    return choice_of(best);
-  }
-
-  static Choice choice_of(Candidate& candidate) {
-    return {std::move(candidate.fit.choice), std::move(candidate.fit.plan), candidate.fits, &candidate.form->precision};
+    best.choice.plan.decisions = std::move(decisions);
+    return std::move(best.choice);
   }
 
   /// What it would be with this key's state at the other place.
@@ -291,9 +288,9 @@ class Search {
     const Candidate* known = find(candidates, other);
     if (!known) return "there is room for it";
     const std::string there = other >> key & 1 ? "in `" + options_.stores.front() + "`" : "on the device";
-    if (!known->tried || known->fits)
+    if (!known->tried || known->choice.fits)
       return there + (known->tried ? " a step takes " : " a step takes at least ") + format_duration(known->seconds);
-    const Plan& plan = known->fit.plan;
+    const Plan& plan = known->choice.plan;
     const std::string prefix = there + " the run does not fit: ";
     if (!known->planned || Limits{0, limits_.host, limits_.disk}.hold(plan))
       return prefix + sized(known->least_bytes) + " of the device and more";
@@ -311,7 +308,8 @@ class Search {
     if (!chooses_ && taken == parts_.forms.begin()) return;  // no other was looked at
     std::optional<double> least;
     for (const Candidate& candidate : candidates_[taken == parts_.forms.begin() ? 1 : 0])
-      if (candidate.fits || !candidate.tried) least = std::min(least.value_or(candidate.seconds), candidate.seconds);
+      if (candidate.choice.fits || !candidate.tried)
+        least = std::min(least.value_or(candidate.seconds), candidate.seconds);
     const std::string otherwise =
         least ? "otherwise a step takes at least " + format_duration(*least) : "otherwise the run does not fit";
     for (const auto& [key, value] : taken->values)
@@ -323,11 +321,11 @@ class Search {
   /// With the recomputation that the options name.
   void plan(Candidate& candidate) {
     candidate.planned = true;
-    candidate.fit = trials_.named(*candidate.form, candidate.options, [&](const Plan& plan) {
+    candidate.choice = trials_.named(*candidate.form, candidate.options, [&](const Plan& plan) {
       candidate.least_bytes = least_device_bytes(plan);
       return !recomputes_ || limits_.least_missing(plan) == 0;
     });
-    const Plan& plan = candidate.fit.plan;
+    const Plan& plan = candidate.choice.plan;
     if (plan.stores.empty()) candidate.least_bytes = least_device_bytes(plan);
     candidate.named_bytes = plan.device_total();
     candidate.tried = limits_.hold(plan) || !recomputes_ || limits_.least_missing(plan) > 0;
@@ -335,22 +333,22 @@ class Search {
   }
 
   void try_to_fit(Candidate& candidate) {
-    candidate.fit = trials_.within(*candidate.form, candidate.options, limits_);
+    candidate.choice = trials_.within(*candidate.form, candidate.options, limits_);
     candidate.tried = true;
     settle(candidate);
   }
 
   void settle(Candidate& candidate) {
-    Plan& plan = candidate.fit.plan;
-    candidate.fits = limits_.hold(plan);
-    if (!candidate.fits && candidate.tried) return;
+    Plan& plan = candidate.choice.plan;
+    candidate.choice.fits = limits_.hold(plan);
+    if (!candidate.choice.fits && candidate.tried) return;
     add_estimates(plan, candidate.form->device);
     candidate.seconds = plan.seconds_per_step;
   }
 
   void decide_recompute(std::vector<Decision>& decisions, const Candidate& candidate) const {
-    if (candidate.named_bytes > candidate.fit.plan.device_total())
-      decisions.push_back(recompute_decision(options_, candidate.fit.choice, candidate.named_bytes));
+    if (candidate.named_bytes > candidate.choice.plan.device_total())
+      decisions.push_back(recompute_decision(options_, candidate.choice.recompute, candidate.named_bytes));
   }
 
   // ---- one knob at a time ----
@@ -373,14 +371,14 @@ class Search {
     if (!is_new && tried.seconds >= best.plan.seconds_per_step) return tried;
     const PlanParts form = parts_.with(*best.precision);
     const PlanTest holds = [this](const Plan& plan) { return limits_.hold(plan); };
-    Candidate candidate{.form = &form, .options = options, .fit = trials_.named(form, options, holds)};
-    candidate.named_bytes = candidate.fit.plan.device_total();
-    if (!holds(candidate.fit.plan)) candidate.fit = trials_.within(form, options, limits_);
+    Candidate candidate{.form = &form, .options = options, .choice = trials_.named(form, options, holds)};
+    candidate.named_bytes = candidate.choice.plan.device_total();
+    if (!holds(candidate.choice.plan)) candidate.choice = trials_.within(form, options, limits_);
     candidate.tried = true;
     settle(candidate);
-    Plan& plan = candidate.fit.plan;
+    Plan& plan = candidate.choice.plan;
     tried = {};
-    if (!candidate.fits) {
+    if (!candidate.choice.fits) {
       tried.fills_device = plan.ring.bytes == 0 && above(plan.device_total(), limits_.device) > 0;
       return tried;
     }
@@ -389,7 +387,7 @@ class Search {
     plan.decisions = std::move(best.plan.decisions);
     std::erase_if(plan.decisions, [](const Decision& decision) { return decision.key == kRecomputeKey; });
     decide_recompute(plan.decisions, candidate);
-    best = choice_of(candidate);
+    best = std::move(candidate.choice);
     return tried;
   }
 

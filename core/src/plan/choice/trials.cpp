@@ -147,15 +147,15 @@ Plan Trials::plan(const PlanParts& parts, const PlanOptions& options, const Reco
   return plan_with(parts, options, chosen->second, worth_slots);
 }
 
-Fit Trials::named(const PlanParts& parts, const PlanOptions& options, const PlanTest& worth_slots) {
-  Fit named{.choice = {.recomputed = programs(parts, options).lowered.recomputed(options.recompute)}, .plan = {}};
-  named.plan = plan(parts, options, named.choice, worth_slots);
-  return named;
+Choice Trials::named(const PlanParts& parts, const PlanOptions& options, const PlanTest& worth_slots) {
+  RecomputeChoice named{.recomputed = programs(parts, options).lowered.recomputed(options.recompute)};
+  Plan plan = this->plan(parts, options, named, worth_slots);
+  return {std::move(named), std::move(plan), false, &parts.precision};
 }
 
 // Programs that keep less also need more transient memory, so what fits is found by laying plans out. All layers get
 // the step of the path that fits them all, and as many as there is room for the next one.
-Fit Trials::within(const PlanParts& parts, const PlanOptions& options, const Limits& limits) {
+Choice Trials::within(const PlanParts& parts, const PlanOptions& options, const Limits& limits) {
   Programs& programs = this->programs(parts, options);
   std::vector<std::set<std::string>>& path = programs.path;
   const ProgramSet& lowered = programs.lowered;
@@ -169,11 +169,11 @@ Fit Trials::within(const PlanParts& parts, const PlanOptions& options, const Lim
     path = recompute_path(lowered.typical().lowered.joint, lowered.ops(), bytes, seconds);
     programs.step = path.size() - 1;
   }
-  std::optional<Fit> fit, above;  // the last that fits, and that does not
+  std::optional<Choice> fit, above;  // the last that fits, and that does not
   auto fits = [&](RecomputeChoice choice) {
     Plan plan = this->plan(parts, options, choice, [&](const Plan& plan) { return limits.hold(plan); });
     const bool held = limits.hold(plan);
-    (held ? fit : above) = Fit{std::move(choice), std::move(plan)};
+    (held ? fit : above) = Choice{std::move(choice), std::move(plan), held, &parts.precision};
     return held;
   };
   const auto steps = static_cast<std::int64_t>(path.size());

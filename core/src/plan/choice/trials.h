@@ -27,12 +27,6 @@ std::string text_of(const RecomputeChoice& choice);
 /// That more is recomputed than the config's own, with which the plan would take `named_bytes` of the device.
 Decision recompute_decision(const PlanOptions& options, const RecomputeChoice& choice, std::int64_t named_bytes);
 
-/// The recomputed values, and the plan with them, which has no schedules.
-struct Fit {
-  RecomputeChoice choice;
-  Plan plan;
-};
-
 std::string sized(std::int64_t bytes);  ///< "1.5 GiB"
 /// Bytes above a limit; of limit 0: none.
 std::int64_t above(std::int64_t bytes, std::int64_t limit);
@@ -67,9 +61,9 @@ class Trials {
   Plan plan(const PlanParts& parts, const PlanOptions& options, const RecomputeChoice& choice,
             const PlanTest& worth_slots);
   /// With the recomputation that the options name.
-  Fit named(const PlanParts& parts, const PlanOptions& options, const PlanTest& worth_slots);
+  Choice named(const PlanParts& parts, const PlanOptions& options, const PlanTest& worth_slots);
   /// The least recomputation whose plan the limits hold; where even the most does not fit, that, without slots.
-  Fit within(const PlanParts& parts, const PlanOptions& options, const Limits& limits);
+  Choice within(const PlanParts& parts, const PlanOptions& options, const Limits& limits);
 
  private:
   struct Programs {

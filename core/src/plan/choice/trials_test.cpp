@@ -22,10 +22,10 @@ TEST_CASE("what fits is the same whatever a search has planned before, in how ma
     std::set<std::int64_t> richer;
     for (std::int64_t part = 40; part > 16; --part) {
       const Limits limits{.device = named * part / 40};
-      const Fit found = trials.within(parts, options, limits), alone = Trials().within(parts, options, limits);
-      CHECK(found.choice == alone.choice);
+      const Choice found = trials.within(parts, options, limits), alone = Trials().within(parts, options, limits);
+      CHECK(found.recompute == alone.recompute);
       CHECK(shared_text(found.plan) == shared_text(alone.plan));
-      if (limits.hold(found.plan)) richer.insert(found.choice.richer_layers);
+      if (limits.hold(found.plan)) richer.insert(found.recompute.richer_layers);
     }
     if (places < 26) CHECK(richer.size() > 3);
   }
