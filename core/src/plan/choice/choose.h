@@ -23,7 +23,7 @@ inline constexpr std::int64_t kSmallChunk = 1024;
 /// How many of the knobs are searched, each with those before it.
 enum class Reach : std::uint8_t {
   kinds,        ///< whole kinds of state, forms, and recomputation
-  shares,       ///< and what is left of the budget: all that changes no bit of the sums
+  shares,       ///< and the rest of the budget: all that changes no bit of a sum
   micro_batch,  ///< and the logits made at once, for the same sequences in a step
   sharding,     ///< of a run of several ranks
 };
