@@ -135,6 +135,8 @@ int check(const Arguments& arguments) {
                                                         "hardware unit of the device")(
       "limit", po::value<unsigned>()->default_value(600)->value_name("S"),
       "seconds that a contract may take; 0: any number")(
+      "contract", po::value<std::vector<std::string>>()->composing()->value_name("NAME"),
+      "check only contracts with NAME in their names, and those that they need; may be repeated")(
       "expect", po::value<std::string>()->default_value("")->value_name("FILE"),
       "also compare with the values that the author expects")("write", "write FILE, for the author to review");
   if (!parse("quern plugins check PLUGIN [--set key=value] (PLUGIN: a file, or KIND/ID)", options, {"PLUGIN"},
@@ -142,6 +144,7 @@ int check(const Arguments& arguments) {
     return 0;
   conformance::CheckOptions how;
   if (values.count("set")) how.settings = values["set"].as<std::vector<std::string>>();
+  if (values.count("contract")) how.only = values["contract"].as<std::vector<std::string>>();
   how.device = values["device"].as<std::string>();
   how.ordinal = values["ordinal"].as<int>();
   how.expected = values["expect"].as<std::string>();

@@ -71,7 +71,7 @@ void check_factory(Report& report, PluginHost& host, const Factory& factory, con
 }  // namespace
 
 Report check(PluginHost& host, const std::string& what, const CheckOptions& options, Progress* progress) {
-  Report report(progress);
+  Report report(progress, options.only);
   std::vector<PluginEntry> entries;
   const std::size_t slash = what.find('/');
   const std::string kind = what.substr(0, slash);
@@ -83,7 +83,7 @@ Report check(PluginHost& host, const std::string& what, const CheckOptions& opti
     entries.push_back({kind, factory.id, &factory, nullptr, {}});
   } else {
     report.begin(what);
-    bool loads = report.contract("loads", [&] {
+    bool loads = report.needed("loads", [&] {
       try {
         entries = host.load_file(what);
       } catch (const Error& error) {
@@ -105,6 +105,7 @@ Report check(PluginHost& host, const std::string& what, const CheckOptions& opti
   guard_heap(host, *entries[0].factory);
   need_options(entries, options);
   for (const PluginEntry& entry : entries) check_factory(report, host, *entry.factory, options);
+  if (report.count(Verdict::broken) == 0) report.need_all_named();
   return report;
 }
 

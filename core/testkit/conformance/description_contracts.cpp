@@ -117,7 +117,7 @@ std::string stated_values_work(const Subject& subject) {
 void check_description(Report& report, const Subject& subject) {
   report.contract("describes itself", [&] { return described(subject); });
   report.contract("refuses wrong options", [&] { return wrong_values_refused(subject); });
-  report.contract("made", [&] {
+  report.needed("made", [&] {
     make_any(subject, subject.values);
     const std::string settings = settings_text(subject);
     return settings.empty() ? std::string("from its defaults") : "with " + settings;

@@ -251,7 +251,7 @@ void check_device(Report& report, const Subject& subject) {
       return body();
     });
   };
-  report.contract("opens", [&]() -> std::string {
+  report.needed("opens", [&]() -> std::string {
     try {
       device->open(subject.options.ordinal);
     } catch (const Error& error) {

@@ -478,7 +478,7 @@ std::string model_resumes(const Subject& subject) {
 
 void check_model(Report& report, const Subject& subject) {
   std::unique_ptr<Model> model = subject.make<Model>();
-  if (!report.contract("parameters and shapes", [&] { return sound_programs(subject, *model); })) return;
+  if (!report.needed("parameters and shapes", [&] { return sound_programs(subject, *model); })) return;
   report.contract("config.json", [&] { return own_config(subject, *model); });
   report.contract("loss at initialisation", [&] { return first_loss(subject); });
   report.contract("gradients", [&] { return gradients_agree(fresh(subject)); });

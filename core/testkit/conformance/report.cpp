@@ -5,6 +5,8 @@
 #include <exception>
 #include <utility>
 
+#include "base/format.h"
+
 namespace quern::conformance {
 
 void broken(std::string what, std::string got, std::string want) {
@@ -35,6 +37,13 @@ std::string number(double value) {
 }
 
 bool Report::contract(const std::string& name, const std::function<std::string()>& body) {
+  const auto is_in_name = [&](const std::string& part) { return name.find(part) != std::string::npos; };
+  if (only_.empty() || std::any_of(only_.begin(), only_.end(), is_in_name)) return needed(name, body);
+  left_out_.push_back(name);
+  return true;
+}
+
+bool Report::needed(const std::string& name, const std::function<std::string()>& body) {
   Finding finding{subject_, name, Verdict::broken, {}};
   if (progress_) progress_->began(subject_, name);
   try {
@@ -53,6 +62,18 @@ bool Report::contract(const std::string& name, const std::function<std::string()
   for (std::size_t at; (at = finding.detail.find('\n')) != std::string::npos;) finding.detail.replace(at, 1, "; ");
   add(std::move(finding));
   return findings_.back().verdict == Verdict::holds;
+}
+
+void Report::need_all_named() const {
+  std::vector<std::string> names = left_out_;
+  for (const Finding& finding : findings_) names.push_back(finding.contract);
+  for (const std::string& part : only_)
+    if (std::none_of(names.begin(), names.end(),
+                     [&](const auto& name) { return name.find(part) != std::string::npos; }))
+      throw Error(ErrorCode::config, {.where = "quern plugins check --contract",
+                                      .what = "no contract has this in its name",
+                                      .found = part,
+                                      .expected = "a part of one of " + format_list(names)});
 }
 
 void Report::add(Finding finding) {
@@ -102,7 +123,8 @@ std::string Report::text() const {
 
 std::string Report::counts() const {
   return std::to_string(findings_.size()) + " contracts: " + std::to_string(count(Verdict::holds)) + " ok, " +
-         std::to_string(count(Verdict::broken)) + " broken, " + std::to_string(count(Verdict::skipped)) + " skipped\n";
+         std::to_string(count(Verdict::broken)) + " broken, " + std::to_string(count(Verdict::skipped)) + " skipped" +
+         (left_out_.empty() ? "" : ", " + std::to_string(left_out_.size()) + " left out") + "\n";
 }
 
 }  // namespace quern::conformance

@@ -4,6 +4,7 @@
 
 #include <functional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "quern/error.h"
@@ -46,17 +47,23 @@ class Progress {
 
 class Report {
  public:
-  /// `progress` outlives the report; null: nobody listens.
-  explicit Report(Progress* progress = nullptr) : progress_(progress) {}
+  /// `progress` outlives the report; null: nobody listens. `only`: parts of contracts' names; empty: all contracts.
+  explicit Report(Progress* progress = nullptr, std::vector<std::string> only = {})
+      : progress_(progress), only_(std::move(only)) {}
   /// Names what the contracts that follow are about.
   void begin(std::string subject) { subject_ = std::move(subject); }
   /// Runs the body, which returns the detail of a contract that holds. Returns whether it holds.
+  /// One that `only` does not name is left out, and counts as if it held.
   bool contract(const std::string& name, const std::function<std::string()>& body);
+  /// A contract that others need: it runs whatever `only` names.
+  bool needed(const std::string& name, const std::function<std::string()>& body);
   /// Says that the kit knows no contract of this kind.
   void no_contracts(const std::string& kind);
 
   const std::vector<Finding>& findings() const { return findings_; }
   int count(Verdict verdict) const;
+  /// A config error where no contract has one of the names of `only` in its own.
+  void need_all_named() const;
   /// 0: all hold. Else the code of an Error: config when the plugin cannot be loaded, internal when a contract is
   /// broken, resources when none is and some were skipped, for the hardware is not here or the kit knows none.
   int exit_code() const;
@@ -70,6 +77,8 @@ class Report {
   void add(Finding finding);
 
   Progress* progress_;
+  std::vector<std::string> only_;
+  std::vector<std::string> left_out_;  ///< names
   std::string subject_;
   std::vector<Finding> findings_;
   bool refused_ = false;

@@ -14,8 +14,9 @@ struct CheckOptions {
   std::vector<std::string> settings;  ///< "key=value", options of the plugin under test
   std::string device = "cpu";         ///< that communicators and stores work with
   int ordinal = 0;
-  std::string expected = {};    ///< file of expected values; empty: there is none
-  bool write_expected = false;  ///< writes the file instead of comparing
+  std::vector<std::string> only = {};  ///< parts of contracts' names; empty: all contracts
+  std::string expected = {};           ///< file of expected values; empty: there is none
+  bool write_expected = false;         ///< writes the file instead of comparing
 };
 
 struct Subject {
