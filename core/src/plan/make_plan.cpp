@@ -1,16 +1,10 @@
 // A plan from its options: what they leave open is chosen, schedules are made, and what does not fit is refused.
 #include <cstdlib>
-#include <functional>
 
 #include "plan/choice/choose.h"
 #include "plan/choice/refusal.h"
 #include "plan/laws/check_schedules.h"
 #include "plan/planner.h"
-#include "plan/schedule/make_schedules.h"
-#include "plan/schedule/synchronize.h"
-#include "plan/time/estimate.h"
-#include "plan/time/simulate.h"
-#include "plan/time/step_time.h"
 #include "quern/error.h"
 
 namespace quern {
@@ -23,12 +17,6 @@ bool verifies() {
 #else
   return true;
 #endif
-}
-
-/// What ranks choose must be the same on all: each would find other times for its own shards.
-Choice choose_for_all_ranks(Trials& trials, const PlanParts& parts, PlanOptions options) {
-  options.state.rank = 0;
-  return choose(trials, parts, options, Reach::shares);
 }
 
 /// The plan of another rank by the same choice.
@@ -66,54 +54,7 @@ void verify_ranks(Trials& trials, const PlanParts& parts, const Choice& choice) 
   if (const std::vector<std::string> faults = rank_faults(ranks); !faults.empty()) fail(faults);
 }
 
-void add_schedules(Plan& plan, const Device& device, const std::function<bool(const Run&)>& wanted) {
-  const DeviceTraits& traits = device.traits();
-  plan.schedules = make_schedules(plan, wanted);
-  make_resident(plan.schedules, plan.ring, plan.alignment);
-  synchronize(plan.schedules);
-  for (Task& task : plan.schedules.tasks) {
-    const OpSupport support = device.query(task.instance);
-    task.seconds = launch_seconds(support, task.cost, traits);
-    task.slow = support.slow;
-    task.fast_seconds = support.fast_seconds;
-  }
-  const RunSchedule& micro_step = plan.schedules[plan.options.train ? Run::later : Run::evaluate];
-  plan.seconds_per_micro_step = simulated_seconds(plan.schedules, micro_step, traits);
-  if (plan.options.train) plan.seconds_per_step = simulated_step(plan, traits, plan.options.accumulation).total;
-  double flops = 0;
-  for (const Action& action : micro_step.actions) {
-    if (action.kind != ActionKind::launch) continue;
-    const Task& task = plan.schedules.tasks[static_cast<std::size_t>(action.task)];
-    if (task.cost.tensor_core && task.phase != Phase::recompute) flops += task.cost.flops;
-  }
-  plan.flops_per_token = flops / static_cast<double>(plan.options.geometry.tokens());
-}
-
-/// Whether an estimate is of that run.
-bool is_timed(const Plan& plan, const Run& run) {
-  if (!plan.options.train || run.kind != Run::Kind::micro_step)
-    return run == (plan.options.train ? Run::update : Run::evaluate);
-  const MicroStep& step = run.step;
-  if (step.observed || step.updates != (step.first && plan.defers_update())) return false;
-  return run == Run::later || (plan.options.accumulation == 1 ? step.first : !(step.first && step.last));
-}
-
 }  // namespace
-
-void add_schedules(Plan& plan, const Device& device) {
-  add_schedules(plan, device, [](const Run&) { return true; });
-}
-
-void add_estimates(Plan& plan, const Device& device) {
-  add_schedules(plan, device, [&](const Run& run) { return is_timed(plan, run); });
-  plan.schedules = {};
-}
-
-ProgramChoice program_choice(const PlanParts& parts, const PlanOptions& options) {
-  Trials trials;
-  Choice choice = choose_for_all_ranks(trials, parts, options);
-  return {parts.with(*choice.precision), std::move(choice.recompute)};
-}
 
 void verify_all_ranks(const PlanParts& parts, const Plan& plan) {
   Trials trials;

@@ -9,6 +9,10 @@
 #include "plan/programs/state_programs.h"
 #include "plan/programs/update_windows.h"
 #include "plan/schedule/make_schedules.h"
+#include "plan/schedule/synchronize.h"
+#include "plan/time/estimate.h"
+#include "plan/time/simulate.h"
+#include "plan/time/step_time.h"
 #include "program/names.h"
 #include "program/passes/observe.h"
 #include "program/passes/op_forms.h"
@@ -333,6 +337,38 @@ class Planner {
   Placer placed_;
 };
 
+void add_schedules(Plan& plan, const Device& device, const std::function<bool(const Run&)>& wanted) {
+  const DeviceTraits& traits = device.traits();
+  plan.schedules = make_schedules(plan, wanted);
+  make_resident(plan.schedules, plan.ring, plan.alignment);
+  synchronize(plan.schedules);
+  for (Task& task : plan.schedules.tasks) {
+    const OpSupport support = device.query(task.instance);
+    task.seconds = launch_seconds(support, task.cost, traits);
+    task.slow = support.slow;
+    task.fast_seconds = support.fast_seconds;
+  }
+  const RunSchedule& micro_step = plan.schedules[plan.options.train ? Run::later : Run::evaluate];
+  plan.seconds_per_micro_step = simulated_seconds(plan.schedules, micro_step, traits);
+  if (plan.options.train) plan.seconds_per_step = simulated_step(plan, traits, plan.options.accumulation).total;
+  double flops = 0;
+  for (const Action& action : micro_step.actions) {
+    if (action.kind != ActionKind::launch) continue;
+    const Task& task = plan.schedules.tasks[static_cast<std::size_t>(action.task)];
+    if (task.cost.tensor_core && task.phase != Phase::recompute) flops += task.cost.flops;
+  }
+  plan.flops_per_token = flops / static_cast<double>(plan.options.geometry.tokens());
+}
+
+/// Whether an estimate is of that run.
+bool is_timed(const Plan& plan, const Run& run) {
+  if (!plan.options.train || run.kind != Run::Kind::micro_step)
+    return run == (plan.options.train ? Run::update : Run::evaluate);
+  const MicroStep& step = run.step;
+  if (step.observed || step.updates != (step.first && plan.defers_update())) return false;
+  return run == Run::later || (plan.options.accumulation == 1 ? step.first : !(step.first && step.last));
+}
+
 }  // namespace
 
 ChosenPrograms::ChosenPrograms(const PlanParts& parts, const PlanOptions& options, const ProgramSet& lowered,
@@ -365,6 +401,15 @@ ChosenPrograms::ChosenPrograms(const PlanParts& parts, const PlanOptions& option
 Plan plan_with(const PlanParts& parts, const PlanOptions& options, const ChosenPrograms& programs,
                const std::function<bool(const Plan&)>& worth_slots) {
   return Planner(parts, options, programs).make(worth_slots);
+}
+
+void add_schedules(Plan& plan, const Device& device) {
+  add_schedules(plan, device, [](const Run&) { return true; });
+}
+
+void add_estimates(Plan& plan, const Device& device) {
+  add_schedules(plan, device, [&](const Run& run) { return is_timed(plan, run); });
+  plan.schedules = {};
 }
 
 }  // namespace quern

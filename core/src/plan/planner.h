@@ -31,11 +31,4 @@ void add_schedules(Plan& plan, const Device& device);
 /// The estimates alone, of the runs that a step has.
 void add_estimates(Plan& plan, const Device& device);
 
-/// What make_plan would choose of the programs: the form of the precision backend, and recomputation.
-struct ProgramChoice {
-  PlanParts parts;
-  RecomputeChoice recompute;
-};
-ProgramChoice program_choice(const PlanParts& parts, const PlanOptions& options);
-
 }  // namespace quern

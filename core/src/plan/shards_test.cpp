@@ -190,9 +190,10 @@ TEST_CASE("a gradient that two programs make is reduced twice") {
 TEST_CASE("a schedule is shown in the words fetch, gather, reduce and release") {
   const Plan plan = std::move(plans_of(2, Sharding::ranks, 0, {.places = 15, .weights = true, .gradients = true})[1]);
   const std::string text = show_schedules(plan, PlanningDevice().traits(), "later micro-step");
-  for (const std::string line : {"copy in  fetch ", "communication gather     all_gather working qkv.weight, layer 0",
-                                 "communication reduce     reduce_scatter gradient in a shard qkv.weight, layer 1",
-                                 "communication launch     add ", "copy out release "}) {
+  for (const std::string line :
+       {"copy in       fetch ", "communication gather   all_gather working qkv.weight, layer 0",
+        "communication reduce   reduce_scatter gradient in a shard qkv.weight, layer 1", "communication launch   add ",
+        "copy out      release "}) {
     CAPTURE(line);
     CHECK(text.find(line) != std::string::npos);
   }

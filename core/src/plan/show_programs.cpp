@@ -1,6 +1,6 @@
 #include <algorithm>
 
-#include "plan/planner.h"
+#include "plan/choice/choose.h"
 #include "quern/error.h"
 
 namespace quern {
@@ -44,9 +44,11 @@ std::string show_programs(const PlanParts& parts, const PlanOptions& options, st
         {.where = "quern plan --show program", .what = "unknown pass", .found = std::string(pass), .expected = known});
   }
   if (pass == "place") return show_placed(make_plan(parts, options));
-  const ProgramChoice choice =
-      pass == "saved" || pass == "fuse" ? program_choice(parts, options) : ProgramChoice{parts, {}};
-  ProgramSet set(choice.parts, options);
+  Trials trials;
+  const Choice choice = pass == "saved" || pass == "fuse" ? choose_for_all_ranks(trials, parts, options)
+                                                          : Choice{.precision = &parts.precision};
+  const PlanParts chosen = parts.with(*choice.precision);
+  ProgramSet set(chosen, options);
   std::string text;
   if (pass == "model") {
     const ModelPrograms written = set.written();

@@ -56,9 +56,11 @@ std::string show(const ScheduleSet& set, const RunSchedule& schedule, const Devi
                                  format_duration(simulated_seconds(set, schedule, device)));
   for (std::size_t i = 0; i < schedule.actions.size(); ++i) {
     const Action& action = schedule.actions[i];
-    text +=
-        fmt::format("{:>6}  {:<8} {:<10} {:<34}", i, name_of(action.lane), verb_of(set, action), title_of(set, action));
-    if (action.reads + action.writes > 0)
+    const std::string title = title_of(set, action);
+    const bool moves = action.reads + action.writes > 0;
+    text += fmt::format("{:>6}  {:<13} {:<8} {:<{}}", i, name_of(action.lane), verb_of(set, action), title,
+                        moves ? 40 : title.size());
+    if (moves)
       text += fmt::format(" {:>9} {:>9.1f} us  {} -> {}", format_bytes(static_cast<double>(bytes_of(schedule, action))),
                           (times[i].end - times[i].begin) * 1e6, value_list(set, schedule.reads(action)),
                           value_list(set, schedule.writes(action)));

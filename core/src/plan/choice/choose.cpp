@@ -501,4 +501,9 @@ Choice choose(const PlanParts& parts, const PlanOptions& options, Reach reach) {
   return choose(trials, parts, options, reach);
 }
 
+Choice choose_for_all_ranks(Trials& trials, const PlanParts& parts, PlanOptions options) {
+  options.state.rank = 0;
+  return choose(trials, parts, options, Reach::shares);
+}
+
 }  // namespace quern

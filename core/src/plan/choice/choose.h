@@ -32,6 +32,9 @@ enum class Reach : std::uint8_t {
 Choice choose(Trials& trials, const PlanParts& parts, const PlanOptions& options, Reach reach);
 Choice choose(const PlanParts& parts, const PlanOptions& options, Reach reach);
 
+/// Of shares, and the same on all ranks: each would find other times for its own shards.
+Choice choose_for_all_ranks(Trials& trials, const PlanParts& parts, PlanOptions options);
+
 /// Of whole kinds; none: nothing fits.
 std::optional<Choice> choose_fitting(const PlanParts& parts, const PlanOptions& options);
 
