@@ -34,29 +34,29 @@ struct CommunicatorTraits {
   std::vector<std::string> warnings = {};  ///< once connected: why it is slower than it could be, each with the fix
 };
 
-/// How ranks find each other; works across processes.
+/// How the ranks of a group, each a process, find each other.
 struct Rendezvous {
   int rank = 0;
   int size = 1;
-  /// "file:/path" of a file that is not there yet, another for each group, in a folder that only the user can enter and
-  /// that all ranks of this machine share; the caller removes the folder. Empty: the ranks are on several machines.
+  /// "file:/PATH" if all ranks run on this machine, empty if they run on several. PATH is a file that does not exist
+  /// yet; each group has its own. Only this user can enter its folder, which the caller removes.
   std::string address;
-  double timeout = 60;  ///< seconds that any wait for another rank may take: to connect, on a stream, at a barrier
-  /// Gathers a text from each rank, by rank; collective, between hosts, for set-up only. Throws a communication error
-  /// that names a rank. Empty if ranks have only the address; otherwise valid until the communicator is destroyed,
-  /// beside an address too.
+  double timeout = 60;  ///< seconds that any wait for another rank may take: in connect, on a stream, in a barrier
+  /// All-gathers a string over the hosts, in rank order; collective, for set-up only. Throws a communication error that
+  /// names a rank. May be empty; otherwise valid until the communicator is destroyed. Several ranks without the one of
+  /// `address` and `exchange` that their communicator needs are a config error; one rank needs neither.
   std::function<std::vector<std::string>(std::string own)> exchange = {};
 };
 
 /// Number of elements of each rank's slab of a view, in rank order; 0 is allowed. Empty: equal slabs.
 using Counts = std::span<const std::int64_t>;
 
-/// A group of ranks. A subgroup is another object, which only its ranks connect.
+/// A group of ranks. A subgroup is another object, which only its ranks connect. Destroyed, it leaves nothing behind.
 ///
-/// Calls. All ranks make the same collective calls in the same order, with the same counts, dtypes and places: a view
-/// begins at the same byte of the same registered buffer on every rank. Calls are on one stream, or on several that
-/// events order like the calls. Each is ordered on its stream like a kernel, and its buffers are borrowed until it
-/// completes there; peers have read them by then, so they can be reused.
+/// Calls. All ranks make the same collective calls in the same order, with equal counts and dtypes, and with each view
+/// at the same offset of the same registered buffer. If calls use several streams, events keep them in that order. A
+/// call runs in stream order, like a kernel, and borrows its buffers until it completes on the stream. Peers have read
+/// them by then, so they can be overwritten.
 ///
 /// In place. In all_gather `in` may be this rank's slab of `out`, and in reduce_scatter `out` may be this rank's slab
 /// of `in`. Other overlaps are not allowed.
@@ -69,9 +69,9 @@ using Counts = std::span<const std::int64_t>;
 /// Faults. A wait beyond the time-out, a rank that ended or aborted, or a call that differs from a peer's, is a fault:
 /// error() returns its text from then on, which names the rank. Streams continue, outputs of failed calls are
 /// undefined, later calls do nothing, and barrier() throws. Recovery needs a new object. With traits().needs_watchdog,
-/// waits on streams have no time-out, and a fault need not name the rank. A rank whose barrier times out while others
-/// wait for it in a call names a rank too, perhaps itself. An invalid call (a dtype, a size, memory that is not
-/// registered) throws an internal error at once.
+/// waits on streams have no time-out, and a fault need not name the rank. If a rank is in barrier() while its peers
+/// wait for it in a call, the barrier times out and names a rank, which may be the caller. An invalid call (a dtype, a
+/// size, memory that is not registered) throws an internal error at once.
 class Communicator {
  public:
   virtual ~Communicator() = default;
@@ -84,11 +84,11 @@ class Communicator {
   // ---- set-up: collective; each waits for all ranks, or throws a communication error that names one ----
   /// `device` is open and outlives this object.
   virtual void connect(const Rendezvous& rendezvous, Device& device) = 0;
-  /// Registers device memory with all peers, once per buffer and before capture. The caller keeps ownership.
+  /// Registers the caller's device memory with all peers: once per buffer, in one order on all ranks, before capture.
   virtual void register_buffer(void* memory, std::size_t bytes) = 0;
   /// Called before the memory is released, when no call that uses it is pending.
   virtual void unregister_buffer(void* memory) = 0;
-  /// Blocks the host until all ranks have called it. Does not wait for streams.
+  /// Blocks the calling thread until all ranks have called barrier(). Does not synchronize streams.
   virtual void barrier() = 0;
 
   // ---- hot path: enqueued ----
@@ -101,7 +101,7 @@ class Communicator {
   /// rank i to rank j at i * size + j.
   virtual void all_to_all(const View& in, const View& out, Counts counts, Stream stream) = 0;
   virtual void broadcast(const View& in_out, int root, Stream stream) = 0;
-  /// Between two ranks, from any place to any place of the same size. The stream may wait until the peer's stream
+  /// Point to point, between views of one size in any registered buffers. The stream may wait until the peer's stream
   /// reaches the matching call, so when two ranks exchange, one must receive first.
   virtual void send(const View& in, int to, Stream stream) = 0;
   virtual void receive(const View& out, int from, Stream stream) = 0;

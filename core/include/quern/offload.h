@@ -23,16 +23,16 @@ struct OffloadTraits {
 /// A reserved range of the store.
 using OffloadSlot = std::int64_t;
 
-/// Owner of the store.
+/// Where a store keeps its files.
 struct StorePlace {
-  std::string folder = {};  ///< of the run, for files that may go with the store; empty: there is none, and
+  std::string folder = {};  ///< of the run, for files that go with the store; empty: there is none, and
                             ///< a store that needs one throws a config error
-  int rank = 0;             ///< ranks share the folder
+  int rank = 0;             ///< ranks share the folder, but no file
 };
 
-/// Slots are bytes: offsets and sizes need no alignment. All methods except error() are called only from the thread
-/// that enqueues work. A failure on a stream is a fault, which error() returns from then on: streams continue, and the
-/// output of a failed get is undefined.
+/// Slots are bytes: offsets and sizes need no alignment. All methods except error() are called from one thread only. A
+/// read or write that fails is a fault: error() returns it from then on, streams continue, and outputs of failed gets
+/// are undefined. A call that throws because memory ran out can be repeated. Destroyed, a store leaves nothing behind.
 class OffloadStore {
  public:
   virtual ~OffloadStore() = default;
@@ -46,7 +46,7 @@ class OffloadStore {
   /// Reserves a slot; all slots are reserved before training. Contents are zero. Throws a resources error.
   virtual OffloadSlot reserve(std::size_t bytes) = 0;
 
-  // ---- hot path: ordered on `stream`; device memory is borrowed until the stream has passed the call ----
+  // ---- hot path: enqueued, without waiting for `stream`; device memory is borrowed until it has passed the call ----
   virtual void put(OffloadSlot slot, std::size_t offset, const void* device_memory, std::size_t bytes,
                    Stream stream) = 0;
   virtual void get(OffloadSlot slot, std::size_t offset, void* device_memory, std::size_t bytes, Stream stream) = 0;
@@ -56,7 +56,7 @@ class OffloadStore {
   virtual void* map(OffloadSlot slot) = 0;
 
   // ---- state ----
-  /// Blocks until all puts are in the store.
+  /// Blocks until all puts are in the store. Allowed before any put.
   virtual void flush() = 0;
 
   // ---- faults: from any thread, without blocking ----

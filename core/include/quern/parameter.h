@@ -21,7 +21,7 @@ struct Init {
 
 /// A row range of a packed parameter: one Hugging Face tensor.
 struct ParameterPart {
-  std::string hf_name = {};  ///< "{layer}" stands for the layer's index
+  std::string hf_name = {};  ///< "{layer}" stands for the layer's index; unique over all parts and layers
   std::int64_t rows = 0;     ///< of the packed matrix, or elements of a packed vector
   Init init = {};
 
