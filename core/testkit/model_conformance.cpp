@@ -3,6 +3,7 @@
 #include <map>
 #include <set>
 
+#include "hf/hf_weights.h"
 #include "quern/error.h"
 
 namespace quern::testkit {
@@ -89,10 +90,15 @@ class Check {
         if (part.rows < 1) fault(spec.name, "a part without rows");
         check_row_order(spec, part);
         if (part.hf_name.empty()) fault(spec.name, "a part without a Hugging Face name");
-        if (!hf_names.insert(part.hf_name).second) fault(spec.name, "Hugging Face name used twice: " + part.hf_name);
-        bool per_layer = part.hf_name.find("{layer}") != std::string::npos;
-        if (per_layer != (spec.group == ParameterGroup::block))
+        const bool in_block = spec.group == ParameterGroup::block;
+        if ((part.hf_name.find("{layer}") != std::string::npos) != in_block)
           fault(spec.name, "{layer} belongs in the names of block parameters only: " + part.hf_name);
+        for (std::int64_t layer = 0; layer < (in_block ? traits_.layers : 1); ++layer) {
+          const std::string name = hf_tensor_name(part, layer);
+          if (hf_names.insert(name).second) continue;
+          fault(spec.name, "Hugging Face name used twice: " + name);
+          break;
+        }
       }
       for (std::int64_t extent : spec.extents)
         if (extent < 1) fault(spec.name, "has an extent below 1: " + to_string(spec.extents));

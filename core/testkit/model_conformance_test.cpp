@@ -17,6 +17,8 @@ enum class Fault {
   layer_in_head,
   rows,
   twice,
+  twice_in_layer,
+  nameless,
   undeclared,
   kinds,
   row_order,
@@ -38,6 +40,8 @@ class Faulty final : public Model {
     if (fault_ == Fault::rows) list[1].parts[0].rows = 7;
     if (fault_ == Fault::row_order) list[1].parts[0].row_order = {0, 2, 2, 1};
     if (fault_ == Fault::twice) list[2].parts[0].hf_name = "wte";
+    if (fault_ == Fault::twice_in_layer) list[2].parts[0].hf_name = "h.1.w";
+    if (fault_ == Fault::nameless) list[2].parts[0].hf_name = "";
     return list;
   }
   void embed(ProgramBuilder& b) const override { b.output(b.embedding(b.tokens(), "embedding.weight")); }
@@ -78,6 +82,8 @@ TEST_CASE("each fault is found and named") {
   CHECK(finds(Fault::layer_in_head, "norm: {layer} belongs"));
   CHECK(finds(Fault::rows, "w: rows of its parts do not sum up to (8, 8)"));
   CHECK(finds(Fault::twice, "Hugging Face name used twice: wte"));
+  CHECK(finds(Fault::twice_in_layer, "norm: Hugging Face name used twice: h.1.w"));
+  CHECK(finds(Fault::nameless, "norm: a part without a Hugging Face name"));
   CHECK(finds(Fault::kinds, "block: layer 2 differs from an earlier one of the same block_kind, 0"));
   CHECK(finds(Fault::row_order, "row_order of h.{layer}.w is no order"));
   CHECK(finds(Fault::dtypes, "block: operand wide of linear is f32, expected bf16"));

@@ -6,6 +6,7 @@
 #include <tuple>
 #include <utility>
 
+#include "hf/hf_weights.h"
 #include "plan/time/estimate.h"
 #include "program/inputs.h"
 #include "program/names.h"
@@ -185,15 +186,23 @@ bool ProgramSet::trains(const Program& program) const {
 }
 
 void ProgramSet::check_names() const {
+  const std::int64_t layers = parts_.model.traits().layers;
   std::set<std::string> names;
+  auto refuse = [](const ParameterSpec& spec, const std::string& what, const std::string& found) {
+    throw Error(ErrorCode::config, {.where = "model, parameter " + spec.name,
+                                    .what = what,
+                                    .found = found,
+                                    .expected = "a name of its own for each part of a parameter in each layer",
+                                    .next = "correct the model's parameters()"});
+  };
   for (const ParameterSpec& spec : parameters_)
-    for (const ParameterPart& part : spec.parts)
-      if (!names.insert(part.hf_name).second)
-        throw Error(ErrorCode::config, {.where = "model",
-                                        .what = "two of its tensors have one name in checkpoints and exports",
-                                        .found = part.hf_name,
-                                        .expected = "a name of its own for each part of a parameter",
-                                        .next = "correct the model's parameters()"});
+    for (const ParameterPart& part : spec.parts) {
+      if (part.hf_name.empty()) refuse(spec, "a part has no name in checkpoints and exports", "an empty hf_name");
+      const std::int64_t instances = spec.group == ParameterGroup::block ? layers : 1;
+      for (std::int64_t layer = 0; layer < instances; ++layer)
+        if (const std::string name = hf_tensor_name(part, layer); !names.insert(name).second)
+          refuse(spec, "two tensors have one name in checkpoints and exports", name);
+    }
 }
 
 void ProgramSet::check_trainable() const {

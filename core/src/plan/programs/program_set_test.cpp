@@ -133,3 +133,36 @@ TEST_CASE("an op that states no gradient is refused by name where a parameter be
   for (const LayerClass& layer : plan.classes) CHECK(layer.backward.program.ops.empty());
   CHECK(plan.head_train.program.outputs.empty());
 }
+
+namespace {
+
+/// A model whose final norm has another name in checkpoints.
+class Renamed final : public testkit::TinyModel {
+ public:
+  explicit Renamed(std::string name) : name_(std::move(name)) {}
+  std::vector<ParameterSpec> parameters() const override {
+    std::vector<ParameterSpec> list = TinyModel::parameters();
+    std::ranges::find(list, "final_norm.weight", &ParameterSpec::name)->parts[0].hf_name = name_;
+    return list;
+  }
+
+ private:
+  std::string name_;
+};
+
+}  // namespace
+
+TEST_CASE("a tensor without a name, or with the name that another has in a layer, is refused") {
+  const testkit::PlainPrecision precision;
+  const PlanningDevice device;
+  const NoState optimizer;
+  const std::vector<OpSpec> none;
+  auto plan = [&](const std::string& name) {
+    const Renamed model(name);
+    make_plan({model, precision, device, optimizer, none}, tiny_options());
+  };
+  CHECK_NOTHROW(plan("a name of its own"));
+  testkit::check_refused(ErrorCode::config, {"parameter final_norm.weight", "no name"}, [&] { plan(""); });
+  testkit::check_refused(ErrorCode::config, {"parameter final_norm.weight", "one name", "layers.1.qkv.weight"},
+                         [&] { plan("layers.1.qkv.weight"); });
+}
