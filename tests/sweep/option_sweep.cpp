@@ -1,12 +1,12 @@
-// Every option at its own bounds: what a user can write is run, or refused with a message. From each option's
-// declaration come its minimum, maximum, zero, values just outside, and for texts odd ones; then random pairs of
-// these. Each is given to `config check`, `data show` where that reads it, two steps of `train`, and `plan` where they
-// fail, as processes with little memory and time.
+// Every option at its own bounds: whatever a user writes either runs or is refused with a message. The values of an
+// option come from its declaration: minimum, maximum, zero, values just outside, and odd texts; then random pairs of
+// them. Each value is given to `config check`, to `data show` if that reads the option, and to two steps of `train`; if
+// these fail, also to `plan`. Each is a process with little memory and time.
 //
 //   option_sweep [PAIRS [SEED]]
 //
-// Required of each: an exit code of the table other than 1, no signal, one message of bounded length where it fails. A
-// run that goes on is stopped with SIGTERM, and must obey.
+// Each must end with a documented exit code other than 1, not by a signal, and a failure prints one message of bounded
+// length. A run that is not done in time gets SIGTERM, and must end.
 #include <fcntl.h>
 #include <spawn.h>
 #include <sys/resource.h>
@@ -46,8 +46,8 @@ using Clock = std::chrono::steady_clock;
 constexpr std::size_t kLongestMessage = 2000;
 constexpr std::size_t kMostChoices = 10;
 constexpr rlim_t kMemory = rlim_t{4} << 30;
-// Before SIGTERM: processor time, of which runs that end take a third, and for those that sleep the clock's. Until it
-// must be over after that.
+// SIGTERM is sent after kComputes of processor time, three times what a run that ends takes, or kRuns of wall time, for
+// runs that sleep. They must have ended kObeys later.
 constexpr std::chrono::milliseconds kComputes{500};
 constexpr std::chrono::seconds kRuns{2}, kObeys{60};
 
