@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Changes plugins in one small way at a time, and counts what `quern plugins check` finds.
 
-    mutants.py BUILD [--count N] [--seed S] [--only PLUGIN] [--kernels] [--show] [--record FILE]
+    mutants.py BUILD [--count N] [--seed S] [--besides SEED:COUNT...] [--only PLUGIN] [--kernels] [--show] [--record FILE]
 
 BUILD is a build folder in which quern and its plugins are built. Mutants are made of the examples and, with --kernels,
 of the CPU device's kernels, which are then loaded as a device of another name beside the CPU device, the reference.
@@ -197,7 +197,7 @@ def main():
     parser.add_argument("--count", type=int, default=200)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--besides", nargs="*", default=[], metavar="SEED:COUNT",
-                        help="without the first COUNT of these seeds, which the kit was repaired after")
+                        help="without the first COUNT of these seeds over all plugins, which the kit was repaired after")
     parser.add_argument("--only", default="", metavar="PLUGIN")
     parser.add_argument("--kernels", action="store_true")
     parser.add_argument("--show", action="store_true", help="print each mutant, and not only survivors")
@@ -209,12 +209,15 @@ def main():
     if options.kernels:
         device = ROOT / "plugins/device/cpu"
         files = [(device, device / name) for name in KERNELS]
-    files = [(plugin, file) for plugin, file in files if options.only in plugin.name]
     seen = set()
-    for text in options.besides:
+    for text in options.besides:  # of all plugins, whatever is chosen now
         seed, count = map(int, text.split(":"))
         seen |= {mutant.key() for mutant in in_order(files, seed)[:count]}
-    order = [mutant for mutant in in_order(files, options.seed) if mutant.key() not in seen]
+    chosen = [(plugin, file) for plugin, file in files if options.only in plugin.name]
+    if not chosen:
+        sys.exit(f"--only {options.only}: no such plugin; there are " +
+                 ", ".join(sorted({plugin.name for plugin, _ in files})))
+    order = [mutant for mutant in in_order(chosen, options.seed) if mutant.key() not in seen]
     known = json.loads(options.record.read_text()) if options.record and options.record.exists() else {}
     reasons = json.loads((Path(__file__).parent / "no_fault.json").read_text())
     found, made, no_fault = Counter(), Counter(), Counter()
@@ -237,6 +240,8 @@ def main():
             no_fault[key] += reason is not None
             if options.show or verdict == "survived":
                 print(f"{verdict}: {mutant.name()}" + (f"\n    no fault: {reason}" if reason else ""), flush=True)
+    if not made:
+        sys.exit("no mutant is left")
     kinds = sorted({kind for _, kind in made})
     print("\n| plugin | " + " | ".join(kinds) + " | all |\n| --- |" + " --- |" * (len(kinds) + 1))
     for plugin in [*sorted({name for name, _ in made}), "all"]:
