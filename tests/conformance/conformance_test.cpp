@@ -7,6 +7,8 @@
 #include <algorithm>
 #include <fstream>
 #include <iterator>
+#include <set>
+#include <sstream>
 
 #include <doctest/doctest.h>
 
@@ -22,6 +24,28 @@ using namespace quern::conformance;
 namespace {
 
 const std::filesystem::path kFolder = std::filesystem::path(QUERN_BUILD_DIR) / "tests" / "conformance";
+
+/// Names of contracts in docs/conformance.md: in the first columns of its tables, and in italics.
+std::set<std::string> documented() {
+  std::ifstream page(QUERN_SOURCE_DIR "/docs/conformance.md");
+  std::set<std::string> names;
+  std::string text;
+  for (std::string line; std::getline(page, line);) {
+    if (!line.starts_with("| ")) {
+      text += line + " ";
+      continue;
+    }
+    std::istringstream cell(line.substr(2, line.find(" |", 2) - 2));
+    for (std::string name; std::getline(cell >> std::ws, name, ',');) names.insert(name);
+  }
+  for (std::size_t at = 0; (at = text.find('*', at)) != text.npos;) {
+    const std::size_t end = text.find('*', at + 1);
+    if (end == text.npos) break;
+    names.insert(text.substr(at + 1, end - at - 1));
+    at = end + 1;
+  }
+  return names;
+}
 
 /// `only`: parts of contracts' names; empty: all contracts.
 Report checked(const std::string& kind, const std::string& id, const std::vector<std::string>& only = {}) {
@@ -48,6 +72,23 @@ void check_broken(const std::string& kind, const std::string& id, const std::vec
   }
   CHECK(names == contracts);
   CHECK(report.exit_code() == static_cast<int>(ErrorCode::internal));
+}
+
+/// Exactly this contract of the plugin is broken with this setting, and says so.
+void check_setting(const std::string& kind, const std::string& id, const std::string& setting,
+                   const std::string& contract, const std::string& part) {
+  PluginHost host = run_host();
+  CheckOptions options;
+  options.settings = {setting};
+  const Report report = check(host, (kFolder / kind / ("libquern_" + id + ".so")).string(), options);
+  const std::string text = report.text();
+  CAPTURE(text);
+  CHECK(report.count(Verdict::broken) == 1);
+  for (const Finding& finding : report.findings()) {
+    if (finding.verdict != Verdict::broken) continue;
+    CHECK(finding.contract == contract);
+    CHECK(finding.detail.find(part) != std::string::npos);
+  }
 }
 
 void check_sound(const Report& report) {
@@ -244,23 +285,6 @@ TEST_CASE("an update that leaves the last element of a tensor") {
   CHECK(text.find("after a step whose gradients are large everywhere") != std::string::npos);
 }
 
-/// Exactly this contract of the plugin is broken with this setting, and says so.
-void check_setting(const std::string& kind, const std::string& id, const std::string& setting,
-                   const std::string& contract, const std::string& part) {
-  PluginHost host = run_host();
-  CheckOptions options;
-  options.settings = {setting};
-  const Report report = check(host, (kFolder / kind / ("libquern_" + id + ".so")).string(), options);
-  const std::string text = report.text();
-  CAPTURE(text);
-  CHECK(report.count(Verdict::broken) == 1);
-  for (const Finding& finding : report.findings()) {
-    if (finding.verdict != Verdict::broken) continue;
-    CHECK(finding.contract == contract);
-    CHECK(finding.detail.find(part) != std::string::npos);
-  }
-}
-
 TEST_CASE("bf16 masters that are not rounded by chance, and by one draw for all elements") {
   check_setting("optimizer", "ratio", "masters=nearest", "masters in bf16", "roundings of a bf16 master's elements");
   check_setting("optimizer", "ratio", "masters=one", "masters in bf16", "roundings of a bf16 master's elements");
@@ -292,6 +316,58 @@ TEST_CASE("a store of which ranks share a file") {
   check_broken("offload", "forgets_rank", {"ranks"}, {"a slot of rank 1 before its first put"});
 }
 
+TEST_CASE("a store that passes over failing writes and reads, or leaves its file") {
+  check_sound(checked("offload", "in_file"));
+  check_setting("offload", "in_file", "fault=writes", "writes that fail",
+                "files may have 0 bytes, and error() says nothing");
+  check_setting("offload", "in_file", "fault=reads", "reads that fail",
+                "a get whose reads fail, and error() says nothing");
+  check_setting("offload", "in_file", "fault=file", "stores leave nothing", "the run's folder after 200 times");
+  PluginHost host = run_host();
+  CheckOptions options;
+  options.settings = {"fault=ends"};
+  const std::string text = check(host, (kFolder / "offload" / "libquern_in_file.so").string(), options).text();
+  CAPTURE(text);
+  CHECK(text.find("files may have 1048576 bytes, and error() says nothing") != std::string::npos);
+  CHECK(text.find("a get from a file that ends early, and error() says nothing") != std::string::npos);
+}
+
+TEST_CASE("a store that ends where memory runs out says so, and need do nothing more") {
+  check_sound(checked("offload", "gives_up"));
+}
+
+TEST_CASE("groups that need an exchange for one rank, or leave something behind") {
+  check_setting("communicator", "leaves", "fault=file", "groups leave nothing",
+                "open files after 60 times a group of 1");
+  check_setting("communicator", "leaves", "fault=memory", "groups leave nothing",
+                "allocations of the device by a group that is gone: got 1 not released");
+  check_setting("communicator", "leaves", "fault=exchange", "without address or exchange", "bad_function_call");
+}
+
+TEST_CASE("an op that is taken only where it adds up is checked there") {
+  check_sound(checked("model", "sums_only"));
+  for (const auto& [fault, part] :
+       {std::pair("fault=1", "heap after 1000 times shift_grad"), {"fault=2", "shift_grad, output 0 that adds up"}}) {
+    PluginHost host = run_host();
+    CheckOptions options;
+    options.settings = {fault};
+    const std::string text = check(host, (kFolder / "model" / "libquern_sums_only.so").string(), options).text();
+    CAPTURE(text);
+    CHECK(text.find(part) != std::string::npos);
+  }
+}
+
+TEST_CASE("a tensor with a layer's name, or with none") {
+  check_setting("model", "wrong_names", "fault=1", "parameters and shapes", "used twice: layers.1.attn_norm.weight");
+  check_setting("model", "wrong_names", "fault=2", "parameters and shapes", "a part without a Hugging Face name");
+}
+
+TEST_CASE("blocks that have no guard are counted") {
+  const Report report = checked("schedule", "many_blocks");
+  check_sound(report);
+  CHECK(report.text().find(" are not, beyond the most at a time") != std::string::npos);
+}
+
 TEST_CASE("a store whose puts wait for the stream") {
   check_broken("offload", "waits", {"calls that enqueue"}, {"9 calls behind work that is late"});
 }
@@ -300,6 +376,9 @@ TEST_CASE("calls that leave memory or files behind") {
   check_setting("offload", "leaks", "kept=memory", "calls leave nothing", "heap after 1000 times put and get");
   check_setting("offload", "leaks", "kept=unflushed", "calls leave nothing", "heap after 1000 times put and get");
   check_setting("offload", "leaks", "kept=files", "calls leave nothing", "open files after 1000 times");
+  check_setting("offload", "leaks", "kept=opened", "stores leave nothing", "open files after 200 times a store opened");
+  check_setting("offload", "leaks", "kept=pinned", "stores leave nothing",
+                "allocations of the device by a store that is gone: got 1 not released");
 }
 
 TEST_CASE("a log sink that loses its events where it cannot write") {
@@ -451,6 +530,25 @@ TEST_CASE("sound plugins of other kinds") {
     PluginHost host = run_host();
     check_sound(check(host, builtin, {}));
   }
+}
+
+TEST_CASE("the page says every contract") {
+  const std::set<std::string> names = documented();
+  std::vector<Report> reports;
+  for (const auto& [kind, id] :
+       {std::pair("model", "some_sizes"), std::pair("optimizer", "ratio"), std::pair("log", "loses_events"),
+        std::pair("offload", "sound"), std::pair("communicator", "sound")})
+    reports.push_back(checked(kind, id));
+  PluginHost host = run_host();
+  for (const std::string& what :
+       {std::string("schedule/cosine"), std::string(QUERN_BUILD_DIR "/plugins/precision/libquern_fp32.so")})
+    reports.push_back(check(host, what, {}));
+  for (const Report& report : reports)
+    for (const Finding& finding : report.findings()) {
+      CAPTURE(finding.subject);
+      CAPTURE(finding.contract);
+      CHECK(names.contains(finding.contract));
+    }
 }
 
 TEST_CASE("settings reach the plugin, and bad ones are refused") {

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <filesystem>
+#include <optional>
 
 #include "conformance/contracts.h"
 #include "conformance/expected_values.h"
@@ -30,11 +31,23 @@ void need_options(const std::vector<PluginEntry>& entries, const CheckOptions& o
   }
 }
 
-/// What the plugin takes by `new` is guarded from here on; all that are checked are of one file.
-void guard_heap(const PluginHost& host, const Factory& factory) {
+/// What the plugin takes by `new` is guarded from here on; all that are checked are of one file. Returns why it is not,
+/// an empty text if it is, and nothing for one that is built in.
+std::optional<std::string> guard_heap(const PluginHost& host, const Factory& factory) {
   const std::string origin = host.origin(factory.kind, factory.id);
   for (const auto& plugin : host.loaded())
-    if (origin.ends_with(plugin->path.string())) guard_heap_of(plugin->path);
+    if (origin.ends_with(plugin->path.string())) return guard_heap_of(plugin->path);
+  return std::nullopt;
+}
+
+/// Whether the contracts before ran with the guard.
+std::string guarded(const std::string& reason) {
+  if (!reason.empty()) throw Skipped{reason};
+  const TakenBlocks taken = taken_blocks();
+  std::string text = std::to_string(taken.guarded) + " blocks";
+  if (taken.too_large > 0) text += "; " + std::to_string(taken.too_large) + " larger ones are not";
+  if (taken.without_room > 0) text += "; " + std::to_string(taken.without_room) + " are not, beyond the most at a time";
+  return text;
 }
 
 void check_kind(Report& report, const Subject& subject) {
@@ -102,9 +115,10 @@ Report check(PluginHost& host, const std::string& what, const CheckOptions& opti
       return "licence " + plugin.licence;
     });
   }
-  guard_heap(host, *entries[0].factory);
+  const std::optional<std::string> unguarded = guard_heap(host, *entries[0].factory);
   need_options(entries, options);
   for (const PluginEntry& entry : entries) check_factory(report, host, *entry.factory, options);
+  if (unguarded) report.contract("guarded blocks", [&] { return guarded(*unguarded); });
   if (report.count(Verdict::broken) == 0) report.need_all_named();
   return report;
 }

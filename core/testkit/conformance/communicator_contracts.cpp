@@ -126,6 +126,7 @@ void check_communicator(Report& report, const Subject& subject) {
     return "2, 3 and 4 ranks";
   });
   if (!holds) sizes = {1};
+  check_connecting(report, subject, sizes);
   check_collectives(report, subject, sizes);
   report.contract("memory that is not registered", [&] { return unregistered(subject); });
   report.contract("calls leave nothing", [&] { return grows(subject); });

@@ -15,31 +15,43 @@ namespace quern::conformance {
 
 /// Every collective of `subject`, for groups of these sizes.
 void check_collectives(Report& report, const Subject& subject, const std::vector<int>& sizes);
+/// How groups of these sizes are made, by less than an address and an exchange too, and what they leave behind.
+void check_connecting(Report& report, const Subject& subject, const std::vector<int>& sizes);
 /// What happens in groups of `ranks` when one is late, stopped, killed, leaves or gives up.
 void check_communicator_faults(Report& report, const Subject& subject, int ranks);
 
-/// A rank that has joined; to be made in a process of its own.
-struct Joined {
+/// A rank that is about to join, with its device; to be made in a process of its own.
+struct Seat {
   HostGroup hosts;
   std::unique_ptr<Device> device;
-  std::unique_ptr<Communicator> communicator;
   Stream stream;
+  Rendezvous rendezvous;
 
   /// `folder` is one for all ranks of the group.
-  Joined(const Subject& subject, const std::string& folder, int rank, int size, double timeout = 60)
+  Seat(const Subject& subject, const std::string& folder, int rank, int size, double timeout = 60)
       : hosts(rank, size, MeetingPoint::in(folder, "", true), timeout) {
     take_place(folder, rank);
     CheckOptions options = subject.options;
     if (!fresh_device(subject.host, options.device)->traits().host_addressable) options.ordinal += rank;
     device = open_device(subject.host, options);
-    communicator = subject.make<Communicator>();
     stream = device->stream(StreamKind::communication);
-    communicator->connect({.rank = rank,
-                           .size = size,
-                           .address = "file:" + folder + "/rendezvous",
-                           .timeout = timeout,
-                           .exchange = [this](std::string own) { return hosts.exchange(std::move(own)); }},
-                          *device);
+    rendezvous = {.rank = rank,
+                  .size = size,
+                  .address = "file:" + folder + "/rendezvous",
+                  .timeout = timeout,
+                  .exchange = [this](std::string own) { return hosts.exchange(std::move(own)); }};
+  }
+  Seat(const Seat&) = delete;
+  Seat& operator=(const Seat&) = delete;
+};
+
+/// A rank that has joined.
+struct Joined : Seat {
+  std::unique_ptr<Communicator> communicator;
+
+  Joined(const Subject& subject, const std::string& folder, int rank, int size, double timeout = 60)
+      : Seat(subject, folder, rank, size, timeout), communicator(subject.make<Communicator>()) {
+    communicator->connect(rendezvous, *device);
   }
 };
 

@@ -6,6 +6,7 @@
 
 #include "conformance/contracts.h"
 #include "conformance/device_ops.h"
+#include "conformance/late_work.h"
 #include "quern/testkit/device_memory.h"
 #include "quern/testkit/op_comparison.h"
 
@@ -146,6 +147,7 @@ void need_streams_to_wait(Device& device) {
   Event filled = device.make_event(), copied = device.make_event();
   DeviceMemory block(device, kBigBlock), kept(device, kBigBlock), last(device, kBigBlock);
   std::uint8_t byte = 0;
+  LateWork late(device, compute);
   for (const DeviceMemory* to : {&last, &kept, &last}) {
     byte = fill_again_and_again(device, block, compute);
     device.record(filled, compute);
@@ -154,7 +156,8 @@ void need_streams_to_wait(Device& device) {
     device.record(copied, copy);
     device.wait(compute, copied);
   }
-  device.synchronize(copy);
+  late.during([&] { device.synchronize(copy); });
+  late.end();
   std::vector<std::uint8_t> got(kBigBlock);
   for (const DeviceMemory* from : {&kept, &last}) {
     from->read(got.data());
@@ -169,10 +172,11 @@ void need_host_to_wait(Device& device) {
   DeviceMemory block(device, kBigBlock), host(device, kBigBlock, MemoryKind::pinned);
   device.synchronize(copied);  // never recorded: done
   device.wait(compute, copied);
+  LateWork late(device, compute);
   const std::uint8_t byte = fill_again_and_again(device, block, compute);
   device.copy(host.data(), block.data(), kBigBlock, compute);
   device.record(copied, compute);
-  device.synchronize(copied);
+  late.during([&] { device.synchronize(copied); });
   const std::string other = first_other(static_cast<const std::uint8_t*>(host.data()), kBigBlock, byte);
   need(other.empty(), "what the host sees after synchronize() of the event after a copy", other, std::to_string(byte));
 }

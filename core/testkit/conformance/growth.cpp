@@ -3,6 +3,8 @@
 #include <malloc.h>
 
 #include <filesystem>
+#include <fstream>
+#include <sstream>
 
 #include "conformance/plugin_heap.h"
 #include "conformance/report.h"
@@ -11,12 +13,8 @@ namespace quern::conformance {
 
 namespace {
 
-constexpr int kFirst = 100, kCalls = 1000;
-/// Bytes of heap a call: less than the least that malloc gives, more than what its caches and amortized arrays take.
-constexpr std::int64_t kMostGrowth = 24;
-
 struct Held {
-  std::int64_t heap = 0, files = 0, threads = 0;
+  std::int64_t heap = 0, shared = 0, files = 0, threads = 0;  // shared: bytes of mappings
 };
 
 std::int64_t entries_of(const char* folder) {
@@ -25,28 +23,44 @@ std::int64_t entries_of(const char* folder) {
   return count;
 }
 
+std::int64_t shared_bytes() {
+  std::int64_t bytes = 0;
+  std::ifstream maps("/proc/self/maps");
+  for (std::string line; std::getline(maps, line);) {
+    std::int64_t begin = 0, end = 0;
+    char dash = 0;
+    std::string rights;
+    if (std::istringstream(line) >> std::hex >> begin >> dash >> end >> rights && rights.ends_with('s'))
+      bytes += end - begin;
+  }
+  return bytes;
+}
+
 Held held() {
+  const std::int64_t shared = shared_bytes();
   const struct mallinfo2 heap = ::mallinfo2();
-  return {static_cast<std::int64_t>(heap.uordblks + heap.hblkhd + guarded_bytes()), entries_of("/proc/self/fd"),
+  return {static_cast<std::int64_t>(heap.uordblks + heap.hblkhd + guarded_bytes()), shared, entries_of("/proc/self/fd"),
           entries_of("/proc/self/task")};
 }
 
 }  // namespace
 
-std::string need_no_growth(const std::string& what, const std::function<void()>& call) {
-  for (int i = 0; i < kFirst; ++i) call();
+std::string need_no_growth(const std::string& what, const std::function<void()>& call, const Repeats& repeats) {
+  for (int i = 0; i < repeats.first; ++i) call();
   const Held before = held();
-  for (int i = 0; i < kCalls; ++i) call();
+  for (int i = 0; i < repeats.calls; ++i) call();
   const Held after = held();
-  const std::string calls = std::to_string(kCalls) + " times " + what;
-  need(after.files <= before.files, "open files after " + calls, std::to_string(after.files),
+  const std::string text = std::to_string(repeats.calls) + " times " + what;
+  need(after.files <= before.files, "open files after " + text, std::to_string(after.files),
        std::to_string(before.files) + ", as before");
-  need(after.threads <= before.threads, "threads after " + calls, std::to_string(after.threads),
+  need(after.threads <= before.threads, "threads after " + text, std::to_string(after.threads),
        std::to_string(before.threads) + ", as before");
+  need(after.shared <= before.shared, "shared mappings after " + text, std::to_string(after.shared) + " bytes",
+       std::to_string(before.shared) + ", as before");
   const std::int64_t growth = after.heap - before.heap;
-  need(growth < kMostGrowth * kCalls, "heap after " + calls, std::to_string(growth) + " bytes more",
-       "less than " + std::to_string(kMostGrowth) + " a call");
-  return calls;
+  need(growth < repeats.most_growth, "heap after " + text, std::to_string(growth) + " bytes more",
+       "less than " + std::to_string(repeats.most_growth));
+  return text;
 }
 
 }  // namespace quern::conformance

@@ -1,15 +1,12 @@
 // Of offload stores: stored bytes are got back, at any offset and size, from any slot, and are there after flush.
-#include <atomic>
 #include <chrono>
+#include <condition_variable>
 #include <cstring>
-#include <thread>
+#include <mutex>
 
-#include "base/files/test_directory.h"
 #include "conformance/contracts.h"
-#include "conformance/flipped_bit.h"
-#include "conformance/growth.h"
-#include "quern/error.h"
-#include "quern/testkit/device_memory.h"
+#include "conformance/late_work.h"
+#include "conformance/opened_store.h"
 #include "quern/testkit/forwarding_device.h"
 
 namespace quern::conformance {
@@ -17,63 +14,12 @@ namespace quern::conformance {
 namespace {
 
 using testkit::DeviceMemory;
-
-using Bytes = std::vector<std::uint8_t>;
-
-struct Opened {
-  TestDirectory folder;
-  std::unique_ptr<Device> device;
-  std::unique_ptr<OffloadStore> store;
-  Stream stream;
-
-  explicit Opened(const Subject& subject) : Opened(subject, open_device(subject.host, subject.options)) {}
-  /// Of another rank, in `other`'s folder.
-  Opened(const Subject& subject, const Opened& other, int rank)
-      : device(open_device(subject.host, subject.options)),
-        store(subject.make<OffloadStore>()),
-        stream(device->stream(StreamKind::copy_out)) {
-    store->open(*device, {.folder = other.folder.path(), .rank = rank});
-  }
-  Opened(const Subject& subject, std::unique_ptr<Device> opened)
-      : device(std::move(opened)), store(subject.make<OffloadStore>()), stream(device->stream(StreamKind::copy_out)) {
-    store->open(*device, {.folder = folder.path()});
-  }
-  void put(OffloadSlot slot, std::size_t offset, const Bytes& bytes) {
-    DeviceMemory memory(*device, bytes.size());
-    memory.write(bytes.data());
-    store->put(slot, offset, memory.data(), bytes.size(), stream);
-    device->synchronize(stream);
-  }
-  Bytes get(OffloadSlot slot, std::size_t offset, std::size_t count) {
-    DeviceMemory memory(*device, count);
-    store->prefetch(slot, offset, count);
-    store->get(slot, offset, memory.data(), count, stream);
-    device->synchronize(stream);
-    if (std::string touched = memory.touched(); !touched.empty())
-      broken("a get of " + std::to_string(count) + " bytes", "bytes written " + touched + " the buffer", "none");
-    Bytes bytes(count);
-    memory.read(bytes.data());
-    return bytes;
-  }
-};
-
-Bytes pattern(std::size_t count, unsigned seed) {
-  Bytes bytes(count);
-  for (std::size_t i = 0; i < count; ++i) bytes[i] = static_cast<std::uint8_t>((i * 167 + seed * 31 + i / 251) & 0xff);
-  return bytes;
-}
-
-void need_same(const std::string& what, const Bytes& got, const Bytes& want) {
-  if (got == want) return;  // texts are made of the first difference alone
-  for (std::size_t i = 0; i < want.size(); ++i)
-    if (got[i] != want[i])
-      broken(what + ", byte " + std::to_string(i), std::to_string(got[i]), std::to_string(want[i]));
-}
+using Bytes = OpenedStore::Bytes;
 
 constexpr std::size_t kSizes[] = {1, 7, 4096, 100003};
 
 std::string round_trips(const Subject& subject) {
-  Opened opened(subject);
+  OpenedStore opened(subject);
   need(opened.store->traits().id == subject.factory.id, "traits().id", opened.store->traits().id, subject.factory.id);
   std::vector<OffloadSlot> slots;
   for (std::size_t size : kSizes) slots.push_back(opened.store->reserve(size));
@@ -89,7 +35,7 @@ std::string round_trips(const Subject& subject) {
 }
 
 std::string parts(const Subject& subject) {
-  Opened opened(subject);
+  OpenedStore opened(subject);
   const OffloadSlot slot = opened.store->reserve(100003);
   Bytes want = pattern(100003, 1);
   opened.put(slot, 0, want);
@@ -107,7 +53,7 @@ std::string parts(const Subject& subject) {
 
 // Work that is late on one stream, and a get on another that waits for an event behind the put: as the step's lanes do.
 std::string streams(const Subject& subject) {
-  Opened opened(subject);
+  OpenedStore opened(subject);
   Device& device = *opened.device;
   constexpr std::size_t kBytes = (std::size_t{9} << 20) + 13, kOffset = 5;
   const OffloadSlot slot = opened.store->reserve(kOffset + kBytes + 7);
@@ -118,7 +64,7 @@ std::string streams(const Subject& subject) {
     const Bytes want = pattern(kBytes, round + 1);
     DeviceMemory source(device, kBytes);
     source.write(want.data());
-    device.call([] { std::this_thread::sleep_for(std::chrono::milliseconds(20)); }, out);
+    LateWork late(device, out);
     device.copy(from.data(), source.data(), kBytes, out);
     opened.store->put(slot, kOffset, from.data(), kBytes, out);
     device.fill(from.data(), 0xee, kBytes, out);  // the memory is the caller's again behind the put
@@ -128,6 +74,7 @@ std::string streams(const Subject& subject) {
     opened.store->get(slot, kOffset, to.data(), kBytes, in);
     device.record(taken, in);
     device.wait(out, taken);
+    late.end();
     device.synchronize(in);
     Bytes got(kBytes);
     to.read(got.data());
@@ -142,7 +89,7 @@ std::string streams(const Subject& subject) {
 
 /// A put that is enqueued, and late, is in the store when flush returns: another store's reader may look then.
 std::string flushes(const Subject& subject) {
-  Opened opened(subject);
+  OpenedStore opened(subject);
   Device& device = *opened.device;
   const OffloadSlot slot = opened.store->reserve(70001);
   opened.store->flush();  // before any put, and twice
@@ -152,16 +99,17 @@ std::string flushes(const Subject& subject) {
     const Bytes want = pattern(70001, static_cast<unsigned>(kind) + 1);
     DeviceMemory from(device, want.size()), to(device, want.size());
     from.write(want.data());
-    device.call([] { std::this_thread::sleep_for(std::chrono::milliseconds(30)); }, out);
+    LateWork late(device, out);
     opened.store->put(slot, 0, from.data(), want.size(), out);
-    opened.store->flush();
+    late.during([&] { opened.store->flush(); });
     const Stream in = device.stream(StreamKind::copy_in);
     opened.store->get(slot, 0, to.data(), want.size(), in);
     device.synchronize(in);
     Bytes got(want.size());
     to.read(got.data());
-    need_same("a get on another stream behind flush", got, want);
+    late.end();
     device.synchronize(out);
+    need_same("a get on another stream behind flush", got, want);
   }
   return "with puts pending on two streams";
 }
@@ -169,9 +117,7 @@ std::string flushes(const Subject& subject) {
 /// What enqueues work goes on while a stream is late: a call that waits for the stream stops all others too.
 std::string does_not_wait(const Subject& subject) {
   constexpr int kCalls = 4;
-  constexpr auto kLate = std::chrono::milliseconds(1500);
-  std::atomic<bool> ended = false;  // outlives what sets it
-  Opened opened(subject);
+  OpenedStore opened(subject);
   Device& device = *opened.device;
   const OffloadSlot slot = opened.store->reserve(kCalls * 3001 + 1);
   DeviceMemory memory(device, kCalls * 3001 + 1);
@@ -186,10 +132,11 @@ std::string does_not_wait(const Subject& subject) {
   calls();  // the first ones may make what they need
   device.synchronize(opened.stream);
   opened.store->flush();
-  device.call([&] { std::this_thread::sleep_for(kLate), ended = true; }, opened.stream);
+  LateWork late(device, opened.stream);
   calls();
   opened.store->put(slot, kCalls * 3001, static_cast<std::byte*>(memory.data()) + kCalls * 3001, 1, other);
-  const bool waited = ended;
+  const bool waited = late.gave_up();
+  late.end();
   for (Stream stream : {opened.stream, other}) device.synchronize(stream);
   need(!waited, std::to_string(2 * kCalls + 1) + " calls behind work that is late", "they returned after it",
        "calls that enqueue, and do not wait for the stream");
@@ -198,7 +145,7 @@ std::string does_not_wait(const Subject& subject) {
 
 /// Streams put into and get from neighbouring parts of a slot at once, many times.
 std::string neighbours(const Subject& subject) {
-  Opened opened(subject);
+  OpenedStore opened(subject);
   Device& device = *opened.device;
   constexpr std::size_t kPart = 5001;
   const OffloadSlot slot = opened.store->reserve(2 * kPart);
@@ -222,22 +169,41 @@ std::string neighbours(const Subject& subject) {
   return "200 rounds";
 }
 
-/// A device of which a stream rests behind each copy, so that another's work comes between.
-class Resting final : public testkit::ForwardingDevice {
+/// A device of which two streams go in step: behind each copy on one of them it waits, for some time, until as many
+/// copies are done on the other.
+class InStep final : public testkit::ForwardingDevice {
  public:
   using ForwardingDevice::ForwardingDevice;
   void copy(void* to, const void* from, std::size_t bytes, Stream stream) override {
     ForwardingDevice::copy(to, from, bytes, stream);
-    call([] { std::this_thread::sleep_for(std::chrono::milliseconds(2)); }, stream);
+    const std::size_t own = stream.handle == lanes_[1].handle;
+    if (!in_step_ || (own == 0 && stream.handle != lanes_[0].handle)) return;
+    auto meet = [this, own] {
+      std::unique_lock guard(lock_);
+      const int count = ++done_[own];
+      copied_.notify_all();
+      copied_.wait_for(guard, std::chrono::milliseconds(250), [&] { return done_[1 - own] >= count; });
+    };
+    call(meet, stream);
   }
+  /// From now on.
+  void keep_in_step(Stream first, Stream second) { lanes_[0] = first, lanes_[1] = second, in_step_ = true; }
+
+ private:
+  bool in_step_ = false;
+  Stream lanes_[2] = {};
+  std::mutex lock_;
+  std::condition_variable copied_;
+  int done_[2] = {0, 0};
 };
 
 /// Two streams that put and get in slots of their own, both at work all the time.
 std::string at_once(const Subject& subject) {
   constexpr std::size_t kBytes = (std::size_t{2} << 20) + 5;
-  constexpr unsigned kRounds = 8;
-  Opened opened(subject, std::make_unique<Resting>(open_device(subject.host, subject.options)));
-  Device& device = *opened.device;
+  constexpr unsigned kRounds = 4;
+  auto in_step = std::make_unique<InStep>(open_device(subject.host, subject.options));
+  InStep& device = *in_step;
+  OpenedStore opened(subject, std::move(in_step));
   struct Lane {
     Stream stream;
     OffloadSlot slot;
@@ -250,6 +216,7 @@ std::string at_once(const Subject& subject) {
     const Bytes want[] = {pattern(kBytes, 2 * round + 1), pattern(kBytes, 2 * round + 2)};
     first.from.write(want[0].data());
     second.from.write(want[1].data());
+    device.keep_in_step(first.stream, second.stream);
     for (Lane* lane : {&first, &second}) {
       opened.store->put(lane->slot, 0, lane->from.data(), kBytes, lane->stream);
       opened.store->get(lane->slot, 0, lane->to.data(), kBytes, lane->stream);
@@ -266,10 +233,10 @@ std::string at_once(const Subject& subject) {
 
 /// Stores of two ranks share the run's folder, and nothing else.
 std::string ranks(const Subject& subject) {
-  Opened first(subject);
-  Opened second(subject, first, 1);
+  OpenedStore first(subject);
+  OpenedStore second(subject, first, 1);
   constexpr std::size_t kBytes = 70001;
-  Opened* const opened[] = {&first, &second};
+  OpenedStore* const opened[] = {&first, &second};
   OffloadSlot slots[2];
   for (const int rank : {0, 1}) slots[rank] = opened[rank]->store->reserve(kBytes);
   for (const int rank : {0, 1}) {
@@ -287,7 +254,7 @@ std::string ranks(const Subject& subject) {
 /// Memory that the store has not seen before, at any address, and at one that it has seen with fewer bytes; given back
 /// behind the call, and then another's. Work that is late on a stream is another contract's.
 std::string any_memory(const Subject& subject) {
-  Opened opened(subject);
+  OpenedStore opened(subject);
   Device& device = *opened.device;
   constexpr std::size_t kBytes = 70001;
   const OffloadSlot slot = opened.store->reserve(kBytes);
@@ -328,7 +295,7 @@ std::string any_memory(const Subject& subject) {
 }
 
 std::string maps(const Subject& subject) {
-  Opened opened(subject);
+  OpenedStore opened(subject);
   const OffloadSlot slot = opened.store->reserve(4099);
   if (!opened.store->traits().mappable) return "not mappable";
   const Bytes want = pattern(4099, 2);
@@ -338,107 +305,6 @@ std::string maps(const Subject& subject) {
   opened.device->synchronize(opened.stream);
   need_same("a slot that was written in place", opened.get(slot, 0, want.size()), want);
   return "mapped";
-}
-
-std::string grows(const Subject& subject) {
-  Opened opened(subject);
-  const OffloadSlot slot = opened.store->reserve(9001);
-  DeviceMemory memory(*opened.device, 9001);
-  memory.write(pattern(9001, 4).data());
-  auto calls = [&] {
-    opened.store->put(slot, 0, memory.data(), 9001, opened.stream);
-    opened.store->prefetch(slot, 5, 4000);
-    opened.store->get(slot, 5, memory.data(), 4000, opened.stream);
-    opened.device->synchronize(opened.stream);
-  };
-  const std::string text = need_no_growth("put and get", calls);
-  need_no_growth("put, get and flush", [&] { calls(), opened.store->flush(); });
-  return text + ", and with flush";
-}
-
-/// A device whose memory runs out once.
-class Exhausted final : public testkit::ForwardingDevice {
- public:
-  using ForwardingDevice::ForwardingDevice;
-  /// After `calls` more allocations one fails; negative: none.
-  void fail_after(int calls) { left_ = calls; }
-  bool failed() const { return failed_; }
-  void* allocate(MemoryKind kind, std::size_t bytes) override {
-    if (left_ >= 0 && left_-- == 0) {
-      failed_ = true;
-      throw Error(ErrorCode::resources, {.where = "device", .what = "out of memory"});
-    }
-    return ForwardingDevice::allocate(kind, bytes);
-  }
-
- private:
-  int left_ = -1;
-  bool failed_ = false;
-};
-
-/// The first, second, ... allocation after open() fails: a resources error, and the store works on, or has a fault.
-std::string memory_runs_out(const Subject& subject) {
-  int failures = 0;
-  for (bool failed = true; failed; ++failures) {
-    auto made = std::make_unique<Exhausted>(open_device(subject.host, subject.options));
-    Exhausted& device = *made;
-    Opened opened(subject, std::move(made));
-    const OffloadSlot slot = opened.store->reserve(90001);
-    DeviceMemory memory(device, 90001);
-    const std::string what = "allocation " + std::to_string(failures + 1) + " of the device fails";
-    device.fail_after(failures);
-    // Sizes that rise and fall: what a failed call leaves is used again.
-    for (const std::size_t bytes : {50001, 90001, 90001, 777, 90001}) {
-      const Bytes want = pattern(bytes, static_cast<unsigned>(bytes));
-      for (const bool again : {false, true}) {
-        try {
-          device.copy(memory.data(), want.data(), bytes, opened.stream);
-          device.synchronize(opened.stream);
-          opened.store->put(slot, 0, memory.data(), bytes, opened.stream);
-          device.synchronize(opened.stream);
-          device.fill(memory.data(), 0xee, bytes, opened.stream);
-          device.synchronize(opened.stream);
-          opened.store->get(slot, 0, memory.data(), bytes, opened.stream);
-          device.synchronize(opened.stream);
-        } catch (const Error& error) {
-          need(error.code() == ErrorCode::resources && !again, "a call when " + what, error.what(),
-               again ? "no error when it is repeated" : "a resources error");
-          device.synchronize(opened.stream);
-          continue;
-        }
-        if (opened.store->error()) break;  // it says so
-        Bytes got(bytes);
-        device.copy(got.data(), memory.data(), bytes, opened.stream);
-        device.synchronize(opened.stream);
-        need_same("a get of " + std::to_string(bytes) + " bytes after " + what, got, want);
-        break;
-      }
-    }
-    failed = device.failed();
-    device.fail_after(-1);
-  }
-  return std::to_string(failures - 1) + " allocations of its own";
-}
-
-std::string refuses(const Subject& subject) {
-  Opened opened(subject);
-  constexpr std::size_t kTooLarge = std::size_t{1} << 60;
-  std::string result = "takes any size";
-  try {
-    opened.store->reserve(kTooLarge);
-  } catch (const Error& error) {
-    need(error.code() == ErrorCode::resources, "a slot of 2^60 bytes",
-         std::string("code ") + std::to_string(static_cast<int>(error.code())) + ", " + error.what(),
-         "a resources error that names the limit");
-    result = "refused";
-  }
-  const OffloadSlot slot = opened.store->reserve(777);
-  const Bytes want = pattern(777, 3);
-  opened.put(slot, 0, want);
-  need_same("a slot that was reserved after that", opened.get(slot, 0, want.size()), want);
-  const std::optional<std::string> fault = opened.store->error();
-  need(!fault, "error() of a store whose puts and gets succeed", fault.value_or(""), "none");
-  return result;
 }
 
 }  // namespace
@@ -453,14 +319,8 @@ void check_offload_store(Report& report, const Subject& subject) {
   report.contract("streams at once", [&] { return at_once(subject); });
   report.contract("ranks", [&] { return ranks(subject); });
   report.contract("memory that is not registered", [&] { return any_memory(subject); });
-  report.contract("a bit that flips", [&] {
-    // A store that has checksums reports it. One without may give other bytes; then the author states so.
-    return std::string(name_of(after_flipped_bit(subject)));
-  });
   report.contract("map", [&] { return maps(subject); });
-  report.contract("calls leave nothing", [&] { return grows(subject); });
-  report.contract("memory that runs out", [&] { return memory_runs_out(subject); });
-  report.contract("a slot that is too large", [&] { return refuses(subject); });
+  check_store_faults(report, subject);
 }
 
 }  // namespace quern::conformance

@@ -83,12 +83,13 @@ void need_rounded_once(const OpInstance& narrow, const std::vector<PoisonedTenso
   const OpComparison op = comparison_of(wide, values);
   const OpComparison::Results want = results_of(op, device, "");
   for (std::size_t o = 0; o < want.size(); ++o) {
-    if (!wide.outputs[o].present || !is_float(wide.outputs[o].dtype)) continue;
+    const Operand& output = narrow.outputs[o];
+    if (!output.present || !is_float(output.dtype) || (output.accumulate && output.dtype == DType::bf16)) continue;
     const std::vector<float> exact = want[o].floats();
     float largest = 0;
     for (float value : exact) largest = std::max(largest, std::fabs(value));
     // Half a unit of bf16 is 2^-9 of the value at most; sums in another order differ by far less.
-    const double relative = narrow.outputs[o].dtype == DType::bf16 ? 0x1.1p-8 : 1e-5;
+    const double relative = output.dtype == DType::bf16 ? 0x1.1p-8 : 1e-5;
     const std::string differs = testkit::mismatch(got[o].floats(), exact, relative, 1e-5 * largest);
     need(differs.empty(), op.label() + " in bf16, output " + std::to_string(o), differs,
          "what it gives in f32, rounded once");
@@ -102,16 +103,23 @@ std::vector<PoisonedTensor> operands_of(const OpInstance& op, std::uint64_t seed
   return inputs;
 }
 
-/// A kernel with operands of its own, for one launch among several.
+/// What an output that adds up begins with in Launch and OpComparison; `number` counts these outputs.
+PoisonedTensor initial_of(const Operand& output, std::uint64_t number) {
+  return testkit::normal(output.dtype, output.extents, 1000 + number);
+}
+
+/// A kernel with operands of its own, for one launch among several. Outputs that add up begin anew in each.
 struct Launch {
+  Device& device;
   Stream stream;
   std::shared_ptr<Kernel> kernel;
   std::deque<DeviceMemory> memory;
   std::vector<View> inputs, outputs;
+  std::vector<std::pair<View, PoisonedTensor>> sums;
   void* workspace = nullptr;
 
-  Launch(Device& device, const OpInstance& op, std::shared_ptr<Kernel> prepared, std::uint64_t seed, Stream on)
-      : stream(on), kernel(std::move(prepared)) {
+  Launch(Device& of, const OpInstance& op, std::shared_ptr<Kernel> prepared, std::uint64_t seed, Stream on)
+      : device(of), stream(on), kernel(std::move(prepared)) {
     auto place = [&](const Operand& operand) {
       if (!operand.present) return View{nullptr, operand.dtype, operand.extents};
       memory.emplace_back(device, static_cast<std::size_t>(operand.bytes()));
@@ -122,11 +130,27 @@ struct Launch {
       inputs.push_back(place(op.inputs[i]));
       if (inputs.back()) memory.back().write(values[i].view().data);
     }
-    for (const Operand& output : op.outputs) outputs.push_back(place(output));
+    for (const Operand& output : op.outputs) {
+      outputs.push_back(place(output));
+      if (output.present && output.accumulate) sums.emplace_back(outputs.back(), initial_of(output, sums.size()));
+    }
     memory.emplace_back(device, device.query(op).workspace_bytes);
     workspace = memory.back().data();
   }
-  void operator()() const { kernel->launch(inputs, outputs, {stream, workspace}); }
+  void operator()() const {
+    for (const auto& [output, initial] : sums) device.copy(output.data, initial.view().data, output.bytes(), stream);
+    kernel->launch(inputs, outputs, {stream, workspace});
+  }
+  /// An output that is not present is empty.
+  OpComparison::Results results() const {
+    OpComparison::Results all;
+    for (const View& output : outputs) {
+      all.emplace_back(output.dtype, output ? output.extents : Extents{0});
+      if (output) device.copy(all.back().view().data, output.data, output.bytes(), stream);
+    }
+    device.synchronize(stream);
+    return all;
+  }
 };
 
 /// Launches of several ops, one after another.
@@ -188,17 +212,14 @@ void need_same_bits(const OpInstance& op, const Bench& bench) {
     bench.beside.launch_without(exclusive);
     for (const Launch& launch : launches) launch();
     for (Stream stream : streams) device.synchronize(stream);
-    for (const std::size_t i : {0, 1})
-      for (std::size_t o = 0; o < want[i].size(); ++o) {
-        if (!op.outputs[o].present) continue;
-        std::vector<std::byte> got(launches[i].outputs[o].bytes());
-        device.copy(got.data(), launches[i].outputs[o].data, got.size(), streams[0]);
-        device.synchronize(streams[0]);
-        need(std::memcmp(got.data(), want[i][o].view().data, got.size()) == 0,
+    for (const std::size_t i : {0, 1}) {
+      const OpComparison::Results got = launches[i].results();
+      for (std::size_t o = 0; o < got.size(); ++o)
+        need(std::memcmp(got[o].view().data, want[i][o].view().data, got[o].view().bytes()) == 0,
              op.kind + ", launch " + std::to_string(repeat) + (support.concurrent ? " of two at once" : "") +
                  ", while other ops run, and the same on another device",
              "other bits", "the bits of the first launch");
-      }
+    }
   }
   meanwhile.finish();
 }
@@ -234,7 +255,9 @@ void check_form(const OpInstance& op, const OpSpec& spec, const Bench& bench) {
          "output " + std::to_string(over.first) + ", input " + std::to_string(over.second), "operands of the op");
     const Operand &output = op.outputs[static_cast<std::size_t>(over.first)],
                   &input = op.inputs[static_cast<std::size_t>(over.second)];
-    if (!output.present || !input.present || output.dtype != input.dtype || output.extents != input.extents) continue;
+    if (!output.present || output.accumulate || !input.present || output.dtype != input.dtype ||
+        output.extents != input.extents)
+      continue;
     need_equal(results_of(comparison_of(op, inputs, &over), device, " in place"), want,
                comparison.label() + " whose output " + std::to_string(over.first) + " overwrites input " +
                    std::to_string(over.second) + ", as may_overwrite says");
@@ -243,16 +266,29 @@ void check_form(const OpInstance& op, const OpSpec& spec, const Bench& bench) {
   need_same_bits(op, bench);
 }
 
-/// An output that adds up has what was there before and the value of the same op that does not, which is checked too.
-void check_sums(const OpInstance& op, const OpInstance& alone, Device& device) {
+bool adds_up(const OpInstance& op) {
+  return std::any_of(op.outputs.begin(), op.outputs.end(), [](const Operand& output) { return output.accumulate; });
+}
+
+OpComparison::Results added_to_zero(const OpInstance& op, Device& device) {
+  Launch launch(device, op, device.prepare(op), 5, device.stream(StreamKind::compute));
+  for (auto& [output, initial] : launch.sums) std::memset(initial.view().data, 0, output.bytes());
+  launch();
+  return launch.results();
+}
+
+/// An output that adds up has what was there before and the value of the same op in its checked form, which does not
+/// add up, or adds to zero.
+void check_sums(const OpInstance& op, const OpInstance& form, Device& device) {
   const std::vector<PoisonedTensor> inputs = operands_of(op, 5);
   const OpComparison::Results got = results_of(comparison_of(op, inputs), device, ""),
-                              added = results_of(comparison_of(alone, inputs), device, "");
+                              added = adds_up(form) ? added_to_zero(form, device)
+                                                    : results_of(comparison_of(form, inputs), device, "");
   std::uint64_t sums = 0;
   for (std::size_t o = 0; o < op.outputs.size(); ++o) {
     const Operand& output = op.outputs[o];
     if (!output.present || !output.accumulate) continue;
-    std::vector<float> want = testkit::normal(output.dtype, output.extents, 1000 + sums++).floats();
+    std::vector<float> want = initial_of(output, sums++).floats();
     const std::vector<float> more = added[o].floats();
     float largest = 1;
     for (std::size_t i = 0; i < want.size(); ++i) want[i] += more[i], largest = std::max(largest, std::fabs(want[i]));
@@ -261,10 +297,6 @@ void check_sums(const OpInstance& op, const OpInstance& alone, Device& device) {
     need(differs.empty(), op.kind + ", output " + std::to_string(o) + " that adds up", differs,
          "what was there, and the op's value");
   }
-}
-
-bool adds_up(const OpInstance& op) {
-  return std::any_of(op.outputs.begin(), op.outputs.end(), [](const Operand& output) { return output.accumulate; });
 }
 
 OpInstance without_sums(OpInstance op) {
@@ -282,11 +314,16 @@ bool takes(const OpInstance& op, Device& device) {
   }
 }
 
+/// The form in which an op is checked: one that does not add up, if the device takes that.
+OpInstance checked_form(const OpInstance& op, Device& device) {
+  OpInstance alone = without_sums(op);
+  return takes(alone, device) ? alone : op;
+}
+
 void check_op(const OpInstance& op, const OpSpec& spec, const Bench& bench) {
-  const OpInstance alone = without_sums(op);
-  const bool taken = takes(alone, bench.device);
-  if (!adds_up(op) || taken) check_form(alone, spec, bench);
-  if (adds_up(op) && taken) check_sums(op, alone, bench.device);
+  const OpInstance form = checked_form(op, bench.device);
+  check_form(form, spec, bench);
+  if (adds_up(op)) check_sums(op, form, bench.device);
 }
 
 /// Extents of operands as dimensions of the micro-batch, so that they hold for another one.
@@ -373,13 +410,11 @@ PoisonedTensor flags(DType dtype, const Extents& extents) {
   return tensor;
 }
 
-}  // namespace
-
-int need_known_dtypes(const OpInstance& given, const OpSpec& spec, Device& device) {
-  const OpInstance op = without_sums(given);
+/// The op with one of its inputs in bf16, activations and weights, in another dtype, as its OpSpec infers it, is
+/// refused, or has the same values.
+void need_known_dtypes(const OpInstance& op, const OpSpec& spec, Device& device) {
   const std::optional<DType> activation = activation_of(op, spec);
-  if (!activation || !takes(op, device)) return 0;
-  int accepted = 0;
+  if (!activation) return;
   for (std::size_t i = 0; i < op.inputs.size(); ++i)
     for (const DType dtype : {DType::f32, DType::f64, DType::i32, DType::u8, DType::e4m3}) {
       if (!op.inputs[i].present || op.inputs[i].dtype != DType::bf16) continue;
@@ -403,25 +438,27 @@ int need_known_dtypes(const OpInstance& given, const OpSpec& spec, Device& devic
              "the values that it gives of the same numbers in " + std::string(name_of(op.inputs[i].dtype)) +
                  ", or a refusal of the dtype");
       }
-      ++accepted;
     }
-  return accepted;
 }
+
+}  // namespace
 
 std::string check_own_ops(const Subject& subject, const Plan& plan) {
   auto device = oracle(subject.host), another = oracle(subject.host);
   const std::vector<OpSpec> own = subject.host.ops();
   auto spec_of = [&](const std::string& kind) { return std::ranges::find(own, kind, &OpSpec::kind); };
-  std::set<std::string> kinds;
-  std::vector<OpInstance> seen, others;
+  std::vector<OpInstance> seen, others;  // others: one of each kind
+  std::vector<std::string> kinds, unused;
   for (const Task& task : plan.schedules.tasks) {
     const OpInstance& op = task.instance;
     const bool is_own = spec_of(op.kind) != own.end();
     if (is_own && std::ranges::find(seen, op) == seen.end()) seen.push_back(op);
-    if ((is_own || op.kind == "matmul") && kinds.insert(op.kind).second) others.push_back(without_sums(op));
+    if ((!is_own && op.kind != "matmul") || std::ranges::find(others, op.kind, &OpInstance::kind) != others.end())
+      continue;
+    if (const OpInstance form = checked_form(op, *device); takes(form, *device)) others.push_back(form);
   }
-  kinds.erase("matmul");
-  std::erase_if(others, [&](const OpInstance& op) { return !takes(op, *device); });
+  for (const OpSpec& spec : own)
+    (std::ranges::find(seen, spec.kind, &OpInstance::kind) != seen.end() ? kinds : unused).push_back(spec.kind);
   const Bench bench(*device, *another, others);
   int resized_forms = 0;
   for (const OpInstance& op : seen) {
@@ -437,8 +474,8 @@ std::string check_own_ops(const Subject& subject, const Plan& plan) {
     need_known_dtypes(op, *spec_of(op.kind), *device);
     need_no_growth_of(op, *device);
   }
-  return std::to_string(seen.size()) + " forms of " + format_list({kinds.begin(), kinds.end()}) + ", " +
-         std::to_string(resized_forms) + " of other sizes";
+  return std::to_string(seen.size()) + " forms of " + format_list(kinds) + ", " + std::to_string(resized_forms) +
+         " of other sizes" + (unused.empty() ? "" : "; not checked, as its programs have none: " + format_list(unused));
 }
 
 }  // namespace quern::conformance

@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include <atomic>
+#include <cerrno>
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
@@ -43,6 +44,7 @@ unsigned char* region = nullptr;
 std::size_t taken = 0;               // bytes of the region; under pool_lock
 std::int64_t blocks = 0;             // that were ever made; under pool_lock
 std::atomic<std::size_t> alive = 0;  // bytes of live blocks
+std::atomic<std::size_t> guarded_count = 0, too_large_count = 0, without_room_count = 0;  // as in TakenBlocks
 
 std::size_t rounded(std::size_t bytes, std::size_t to) { return (bytes + to - 1) / to * to; }
 
@@ -86,10 +88,11 @@ void give_pages_back(unsigned char* begin, std::size_t pages) {
 
 /// Null: no room, or too large.
 void* guarded(std::size_t bytes) {
-  if (bytes > kMostPages * kPage - sizeof(Header)) return nullptr;
+  if (bytes > kMostPages * kPage - sizeof(Header)) return ++too_large_count, nullptr;
   const std::size_t data = rounded(bytes, kAlignment), pages = rounded(data + sizeof(Header), kPage) / kPage;
   unsigned char* begin = take_pages(pages);
-  if (!begin) return nullptr;
+  if (!begin) return ++without_room_count, nullptr;
+  ++guarded_count;
   unsigned char* memory = begin + pages * kPage - data;
   std::memset(memory, kFresh, data);
   new (memory - sizeof(Header)) Header{kMagic, bytes, pages, begin};
@@ -125,8 +128,9 @@ void release(void* memory) noexcept { is_guarded(memory) ? give_back(memory) : s
 
 }  // namespace
 
-bool guard_heap_of(const std::filesystem::path& library) {
+std::string guard_heap_of(const std::filesystem::path& library) {
   guarding = false;
+  guarded_count = too_large_count = without_room_count = 0;
   for (Range& range : code) range = {};
   struct Search {
     const std::filesystem::path& library;
@@ -146,15 +150,18 @@ bool guard_heap_of(const std::filesystem::path& library) {
         return 1;
       },
       &search);
-  if (search.found == 0) return false;
+  if (search.found == 0) return "its code is not found among the libraries that are loaded";
   if (!region) {
     void* memory = ::mmap(nullptr, kRegion, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    if (memory == MAP_FAILED) return false;
+    if (memory == MAP_FAILED)
+      return std::to_string(kRegion >> 30) + " GiB of address space are not to be had: " + std::strerror(errno);
     region = static_cast<unsigned char*>(memory);
   }
   guarding.store(true, std::memory_order_release);
-  return true;
+  return {};
 }
+
+TakenBlocks taken_blocks() { return {guarded_count, too_large_count, without_room_count}; }
 
 std::size_t guarded_bytes() { return alive; }
 

@@ -5,12 +5,19 @@
 
 #include <cstddef>
 #include <filesystem>
+#include <string>
 
 namespace quern::conformance {
 
-/// From now on, in this process, for code of the shared library of this file, which is loaded, and of no other. False:
-/// this process has no address space for it.
-bool guard_heap_of(const std::filesystem::path& library);
+/// From now on, in this process, for code of the shared library of this file, which is loaded, and of no other. Returns
+/// why that cannot be, or an empty text.
+std::string guard_heap_of(const std::filesystem::path& library);
+
+/// Blocks that the library's code has taken since then.
+struct TakenBlocks {
+  std::size_t guarded = 0, too_large = 0, without_room = 0;
+};
+TakenBlocks taken_blocks();
 
 /// Bytes of guarded blocks that were not given back.
 std::size_t guarded_bytes();

@@ -62,7 +62,11 @@ Member self() {
 std::vector<Member> meet(const Rendezvous& rendezvous) {
   const Member own = self();
   if (!rendezvous.exchange)
-    throw Error(ErrorCode::communication, {.where = kWhere, .what = "the ranks have no exchange before MPI starts"});
+    throw Error(ErrorCode::config, {.where = kWhere,
+                                    .what = "the ranks have no exchange before MPI starts",
+                                    .found = "a rendezvous without `exchange`",
+                                    .expected = "one that quern makes for ranks that it starts",
+                                    .next = "start the run by quern, or choose another communicator"});
   std::ostringstream line;
   line << own.job << ' ' << own.world_rank << ' ' << own.process << ' ' << own.machine;
   std::vector<Member> members;

@@ -143,7 +143,11 @@ void NcclCommunicator::connect(const Rendezvous& rendezvous, Device& device) {
                                     .expected = "cuda",
                                     .next = "choose another communicator, or [device] id = \"cuda\""});
   if (rendezvous.size > 1 && !rendezvous.exchange)
-    throw communication_error("the ranks have no way to exchange NCCL's id at the start");
+    throw Error(ErrorCode::config, {.where = kWhere,
+                                    .what = "the ranks have no way to exchange NCCL's id",
+                                    .found = "a rendezvous without `exchange`",
+                                    .expected = "one that quern makes for ranks that it starts",
+                                    .next = "start the run by quern, or choose another communicator"});
   device_ = &device;
   rank_ = rendezvous.rank;
   size_ = rendezvous.size;

@@ -91,7 +91,7 @@ TEST_CASE("other devices, and ranks that cannot exchange an id, are refused") {
   check_refused(ErrorCode::config, "nccl needs the cuda device: found cpu", *device("cpu"));
   const std::unique_ptr<Device> gpu = device("cuda");
   if (!gpu) return;
-  check_refused(ErrorCode::communication, "no way to exchange", *gpu);
+  check_refused(ErrorCode::config, "no way to exchange", *gpu);
 }
 
 TEST_CASE("ranks find what others told, however late, and each keeps its first fault") {

@@ -15,6 +15,7 @@ std::map<std::string, std::weak_ptr<Slots>> by_folder;
 class ForgetsRank final : public quern::OffloadStore {
  public:
   ForgetsRank() { traits_.id = "forgets_rank"; }
+  ~ForgetsRank() override { wait(); }
   const quern::OffloadTraits& traits() const override { return traits_; }
   void open(quern::Device& device, const quern::StorePlace& place) override {
     device_ = &device;
@@ -40,12 +41,13 @@ class ForgetsRank final : public quern::OffloadStore {
   }
   void prefetch(quern::OffloadSlot, std::size_t, std::size_t) override {}
   void* map(quern::OffloadSlot) override { quern::fail_internal("store", "cannot be mapped"); }
-  void flush() override {
-    for (quern::Stream stream : putting_) device_->synchronize(stream);
-  }
+  void flush() override { wait(); }
   std::optional<std::string> error() override { return {}; }
 
  private:
+  void wait() const {
+    for (quern::Stream stream : putting_) device_->synchronize(stream);
+  }
   char* at(quern::OffloadSlot slot) { return (*slots_)[static_cast<std::size_t>(slot)]->data(); }
 
   quern::OffloadTraits traits_;

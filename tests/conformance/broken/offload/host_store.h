@@ -9,6 +9,7 @@
 class HostStore : public quern::OffloadStore {
  public:
   explicit HostStore(std::string id) { traits_.id = std::move(id); }
+  ~HostStore() override { wait(); }
   const quern::OffloadTraits& traits() const override { return traits_; }
   void open(quern::Device& device, const quern::StorePlace&) override { device_ = &device; }
   quern::OffloadSlot reserve(std::size_t bytes) override {
@@ -28,9 +29,7 @@ class HostStore : public quern::OffloadStore {
   }
   void prefetch(quern::OffloadSlot, std::size_t, std::size_t) override {}
   void* map(quern::OffloadSlot) override { quern::fail_internal("store", "cannot be mapped"); }
-  void flush() override {
-    for (quern::Stream stream : putting_) device_->synchronize(stream);
-  }
+  void flush() override { wait(); }
   std::optional<std::string> error() override { return {}; }
 
  protected:
@@ -40,6 +39,10 @@ class HostStore : public quern::OffloadStore {
   }
 
  private:
+  void wait() const {
+    for (quern::Stream stream : putting_) device_->synchronize(stream);
+  }
+
   quern::OffloadTraits traits_;
   quern::Device* device_ = nullptr;
   std::vector<std::vector<char>> slots_;
