@@ -57,7 +57,7 @@ TEST_CASE("ranks that mpirun did not start, or several did, are refused") {
 
   ::setenv("PMIX_NAMESPACE", "job-1", 1);
   ::setenv("PMIX_RANK", "0", 1);
-  check_refused(ErrorCode::communication, {}, [&] { meet(meeting); });
+  check_refused(ErrorCode::config, {"no exchange"}, [&] { meet(meeting); });
   for (const char* other : {"job-2 1 5 here", "job-1 0 5 here", ""}) {
     Rendezvous mixed = meeting;
     mixed.exchange = [&](const std::string& own) { return std::vector<std::string>{own, other}; };
