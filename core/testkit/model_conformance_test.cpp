@@ -22,6 +22,8 @@ enum class Fault {
   undeclared,
   kinds,
   row_order,
+  heads,
+  head_groups,
   dtypes
 };
 
@@ -39,6 +41,8 @@ class Faulty final : public Model {
     if (fault_ == Fault::unused) list.push_back(matrix("spare", block, "h.{layer}.spare", 8, 8));
     if (fault_ == Fault::rows) list[1].parts[0].rows = 7;
     if (fault_ == Fault::row_order) list[1].parts[0].row_order = {0, 2, 2, 1};
+    if (fault_ == Fault::heads) list[1].parts[0].heads = {{3, 2, 1}};
+    if (fault_ == Fault::head_groups) list[1].parts[0].heads = {{4, 2, 3}};
     if (fault_ == Fault::twice) list[2].parts[0].hf_name = "wte";
     if (fault_ == Fault::twice_in_layer) list[2].parts[0].hf_name = "h.1.w";
     if (fault_ == Fault::nameless) list[2].parts[0].hf_name = "";
@@ -86,6 +90,8 @@ TEST_CASE("each fault is found and named") {
   CHECK(finds(Fault::nameless, "norm: a part without a Hugging Face name"));
   CHECK(finds(Fault::kinds, "block: layer 2 differs from an earlier one of the same block_kind, 0"));
   CHECK(finds(Fault::row_order, "row_order of h.{layer}.w is no order"));
+  CHECK(finds(Fault::heads, "heads of h.{layer}.w do not have the part's rows"));
+  CHECK(finds(Fault::head_groups, "heads of h.{layer}.w without rows, or no whole groups"));
   CHECK(finds(Fault::dtypes, "block: operand wide of linear is f32, expected bf16"));
   CHECK(finds(Fault::dtypes, "block: its output sum is f32, expected bf16"));
   CHECK(finds(Fault::undeclared, "uses a parameter that the model does not declare"));

@@ -15,6 +15,7 @@ std::vector<ParameterSpec> TinyModel::parameters() const {
   list.push_back(matrix("embedding.weight", embedding, "embed.weight", o_.vocabulary, o_.width, {.deviation = 0.5}));
   add_norm("attn_norm", block, "layers.{layer}.attn_norm");
   list.push_back(matrix("qkv.weight", block, "layers.{layer}.qkv.weight", packed_rows, o_.width, {.deviation = 0.3}));
+  list.back().parts[0].heads = {{o_.heads, o_.head_dim, o_.heads / o_.kv_heads}, {2 * o_.kv_heads, o_.head_dim, 1}};
   if (o_.bias) list.push_back(vector("qkv.bias", block, "layers.{layer}.qkv.bias", packed_rows, Init::Kind::zeros));
   if (o_.head_norm) {
     list.push_back(vector("q_norm.weight", block, "layers.{layer}.q_norm.weight", o_.head_dim, Init::Kind::ones));

@@ -326,6 +326,18 @@ TEST_CASE(
   CHECK(config.at("lora_dropout") == 0.25);
 }
 
+TEST_CASE("Muon steps along the heads of an adapter's queries, keys and values, and other adapters have none") {
+  TinyFiles files;
+  const Overrides muon = with(kLora, {"train.steps=3", "optimizer.id=muon"});
+  const Overrides heads = with(muon, {"optimizer.muon.split=heads"});
+  const SessionResult whole = train_here(files, with(muon, {files.run("whole"), "adapter.targets=['q_proj']"}));
+  const SessionResult split = train_here(files, with(heads, {files.run("split"), "adapter.targets=['q_proj']"}));
+  CHECK(split.losses.at(1) == whole.losses.at(1));
+  CHECK(split.losses.at(3) != whole.losses.at(3));
+  testkit::check_refused(ErrorCode::config, {"optimizer.muon.split", "heads"},
+                         [&] { planned_bytes(files, with(heads, {"adapter.targets=['o_proj']"})); });
+}
+
 TEST_CASE("groups name an adapter's parameters and the base's, and rsLoRA scales by the root of the rank") {
   TinyFiles files;
   const Overrides common = with(kLora, {"train.steps=3"});

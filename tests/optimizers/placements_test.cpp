@@ -99,11 +99,22 @@ TEST_CASE("groups of parameters have optimizers of their own") {
             .first != want.first);
 }
 
+TEST_CASE("heads are refused where none of the matrices that Muon updates has any") {
+  TinyFiles files;
+  const Overrides split{"optimizer.muon.split=heads"};
+  check_fails(quern_train(files, with({groups("{match=['down.weight'], optimizer='muon'}")}, split)), 2,
+              {"--set optimizer.muon.split", "found \"heads\"", "expected \"tensors\""});
+  CHECK(quern_train(files, with({groups("{match=['qkv.weight'], optimizer='muon'}"), files.run("qkv")}, split)).code ==
+        0);
+}
+
 TEST_CASE("optimizers refuse what they do not know, by key") {
   TinyFiles files;
   check_fails(quern_train(files, {groups("{match=['*'], optimizer='adam'}")}), 2,
               {"train.groups.1.optimizer", "found \"adam\""});
   check_fails(quern_train(files, {"optimizer.id=muon", "optimizer.muon.moments=int8"}), 2, {"optimizer.muon.moments"});
+  check_fails(quern_train(files, {"optimizer.id=muon", "optimizer.muon.split=head"}), 2,
+              {"--set optimizer.muon.split", "found \"head\"", "\"head_groups\""});
   check_fails(quern_train(files, {"optimizer.adamw.moment2=fp16"}), 2, {"optimizer.adamw.moment2"});
   check_fails(quern_train(files, {"optimizer.adamw.block=192"}), 2, {"optimizer.adamw.block", "128 or 256"});
   check_fails(quern_train(files, {"optimizer.id=lion", "optimizer.lion.eps=1e-8"}), 2, {"optimizer.lion.eps"});

@@ -45,7 +45,7 @@ inline const Recipe kRecipes[] = {{"adamw"},
                                   {"lion", {"moments=bf16"}},
                                   {"schedule_free"},
                                   {"muon"},
-                                  {"muon", {"moments=bf16", "step_size=original"}},
-                                  {"muon", {"normalize=rows"}}};
+                                  {"muon", {"moments=bf16", "step_size=original", "split=heads"}},
+                                  {"muon", {"normalize=rows", "split=head_groups"}}};
 
 }  // namespace quern::testing

@@ -216,13 +216,28 @@ void normalize_rows(Matrix& x, double* average) {
   for (double& value : x.at) value *= std::sqrt(before / after);
 }
 
-Formula muon(bool original, bool by_rows = false) {
+/// The matrices of a packed one that take steps of their own, by rows.
+std::vector<std::size_t> matrices(const ParameterSpec& spec, const std::string& split) {
+  std::vector<std::size_t> rows;
+  for (const ParameterPart& part : spec.parts) {
+    if (split == "tensors" || part.heads.empty()) rows.push_back(static_cast<std::size_t>(part.rows));
+    if (split == "tensors") continue;
+    for (const HeadRows& run : part.heads)
+      for (std::int64_t head = 0; head < run.heads; ++head)
+        if (split == "heads" || head % run.group == 0)
+          rows.push_back(static_cast<std::size_t>(run.rows));
+        else
+          rows.back() += static_cast<std::size_t>(run.rows);
+  }
+  return rows;
+}
+
+Formula muon(bool original, bool by_rows = false, const std::string& split = "tensors") {
   return [=](Reference& r, const Values& gradient, int step, double rate) {
     if (r.spec->group != ParameterGroup::block || r.spec->extents.size() < 2) return adamw(r, gradient, step, rate);
     const auto columns = static_cast<std::size_t>(r.spec->extents[1]);
     std::size_t begin = 0;
-    for (const ParameterPart& part : r.spec->parts) {
-      const auto rows = static_cast<std::size_t>(part.rows);
+    for (const std::size_t rows : matrices(*r.spec, split)) {
       Matrix direction{rows, columns, Values(rows * columns)};
       for (std::size_t k = 0; k < rows * columns; ++k) {
         double& average = r.first[begin + k];
@@ -263,6 +278,22 @@ TEST_CASE("Muon follows its formula, for each tensor of a packed matrix") {
   const OptionValue rows(std::string("rows"));
   CHECK(compare("muon", {{"matmuls", fp32}, {"normalize", rows}}, muon(false, true)).error < 1e-6);
   CHECK(compare("muon", {{"normalize", rows}}, muon(false, true)).distance < 0.01);
+}
+
+TEST_CASE("Muon follows its formula for each head and for heads that share keys and values") {
+  for (const std::string split : {"heads", "head_groups"}) {
+    CAPTURE(split);
+    const testkit::TinyModel model;
+    const std::vector<ParameterSpec> specs = model.parameters();
+    const auto qkv =
+        std::find_if(specs.begin(), specs.end(), [](const auto& spec) { return spec.name == "qkv.weight"; });
+    CHECK(matrices(*qkv, split) ==
+          (split == "heads" ? std::vector<std::size_t>(8, 4) : std::vector<std::size_t>{8, 8, 4, 4, 4, 4}));
+    const OptionValue value{split}, fp32{std::string("fp32")};
+    CHECK(compare("muon", {{"matmuls", fp32}, {"split", value}}, muon(false, false, split)).error < 1e-6);
+    CHECK(compare("muon", {{"split", value}}, muon(false, false, split)).distance < 0.01);
+    CHECK(compare("muon", {{"matmuls", fp32}, {"split", value}}, muon(false)).error > 1e-4);  // which is another one
+  }
 }
 
 TEST_CASE("AdamW with moments in 8 bits stays near AdamW") {

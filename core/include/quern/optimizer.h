@@ -89,6 +89,9 @@ class UpdateBuilder {
 class Optimizer {
  public:
   virtual ~Optimizer() = default;
+  /// Of a run, before its updates: all parameters that it updates. Throws a config error, whose `where` is the key, if
+  /// an option would be without effect on them.
+  virtual void check(std::span<const ParameterSpec> /*parameters*/) const {}
   /// Alike for parameters of equal extents, group and settings.
   virtual std::vector<OptimizerState> states(const ParameterSpec& parameter) const = 0;
   /// Depends on the parameter alone. A parameter's new master and states depend on what the localities of all its ops

@@ -19,6 +19,14 @@ struct Init {
   double deviation = 0.02;  ///< of normal
 };
 
+/// Consecutive attention heads of a projection of queries, keys or values.
+struct HeadRows {
+  std::int64_t heads = 0;
+  std::int64_t rows = 0;   ///< of each head
+  std::int64_t group = 1;  ///< consecutive query heads that share a key and value head
+  bool operator==(const HeadRows&) const = default;
+};
+
 /// A row range of a packed parameter: one Hugging Face tensor.
 struct ParameterPart {
   std::string hf_name = {};  ///< "{layer}" stands for the layer's index; unique over all parts and layers
@@ -33,6 +41,9 @@ struct ParameterPart {
   double offset = 0;        ///< the stored value is the tensor's plus this
   Extents shape = {};       ///< the tensor's, of as many elements in the same order; empty: (rows, columns) or (rows)
   bool as_stored() const { return row_order.empty() && !transposed && offset == 0; }
+
+  /// Whose rows they are, in order, if it is a projection of queries, keys or values. Empty: not of heads.
+  std::vector<HeadRows> heads = {};
 
   bool optional = false;  ///< weights that a run starts from may lack it: it then has its initial values
 };

@@ -1,12 +1,13 @@
 // Muon: Jordan et al., "Muon: An optimizer for hidden layers in neural networks" (2024), with the step sizes of Liu et
 // al., "Muon is Scalable for LLM Training" (2025), and the rows of Li et al., "NorMuon" (2025). Matrices of the layers
-// step along the orthogonal matrix nearest to their momentum, each tensor of a packed matrix by itself; all else takes
-// AdamW.
+// step along the orthogonal matrix nearest to their momentum, each tensor of a packed matrix by itself, or each of its
+// attention heads; all else takes AdamW.
 #include <algorithm>
 #include <cmath>
 
 #include "optimizer/adamw.h"
 #include "optimizer/optimizers.h"
+#include "quern/error.h"
 #include "quern/options.h"
 
 namespace quern {
@@ -22,6 +23,7 @@ struct MuonOptions : AdamWOptions {
   std::string step_size = "match_rms_adamw";
   std::string normalize = "none";
   double row_beta = 0.95;
+  std::string split = "tensors";
 };
 
 OptionTable<MuonOptions> muon_options() {
@@ -38,6 +40,10 @@ OptionTable<MuonOptions> muon_options() {
         "rows: each row of a step over the root of its average square, and the step as long as before (NorMuon)")
       .one_of({"none", "rows"});
   t.add("row_beta", &MuonOptions::row_beta, "decay of the average of rows' squares").at_least(0).at_most(0.9999999);
+  t.add("split", &MuonOptions::split,
+        "the matrices to orthogonalize, each alone: tensors; of queries, keys and values, head_groups: heads that "
+        "share a key and value head together; heads: each head")
+      .one_of({"tensors", "head_groups", "heads"});
   t.add("moments", &AdamWOptions::moments, "dtype of the average and of AdamW's moments; bf16 rounds stochastically")
       .one_of({"fp32", "bf16"});
   add_adamw_rule(t);
@@ -51,6 +57,15 @@ class Muon final : public Optimizer {
  public:
   explicit Muon(MuonOptions options) : options_(std::move(options)), adamw_(options_) {}
 
+  void check(std::span<const ParameterSpec> parameters) const override {
+    if (options_.split == "tensors" || std::any_of(parameters.begin(), parameters.end(), has_heads)) return;
+    throw Error(ErrorCode::config, {.where = "optimizer.muon.split",
+                                    .what = "of the matrices that it updates none are queries, keys or values of heads",
+                                    .found = "\"" + options_.split + "\"",
+                                    .expected = "\"tensors\"",
+                                    .next = "a model states its heads by ParameterPart::heads"});
+  }
+
   std::vector<OptimizerState> states(const ParameterSpec& parameter) const override {
     std::vector<OptimizerState> states = adamw_.states(parameter);
     if (!orthogonal(parameter)) return states;
@@ -62,9 +77,9 @@ class Muon final : public Optimizer {
   void update(UpdateBuilder& b, const ParameterSpec& parameter) const override {
     if (!orthogonal(parameter)) return adamw_.update(b, parameter);
     std::int64_t first = 0;
-    for (const ParameterPart& part : parameter.parts) {
-      update_part(b, parameter, first, part.rows);
-      first += part.rows;
+    for (const std::int64_t rows : matrices(parameter)) {
+      update_rows(b, parameter, first, rows);
+      first += rows;
     }
   }
 
@@ -73,7 +88,28 @@ class Muon final : public Optimizer {
     return parameter.group == ParameterGroup::block && parameter.extents.size() == 2;
   }
 
-  void update_part(UpdateBuilder& b, const ParameterSpec& parameter, std::int64_t first, std::int64_t rows) const {
+  static bool has_heads(const ParameterSpec& parameter) {
+    return orthogonal(parameter) && std::any_of(parameter.parts.begin(), parameter.parts.end(),
+                                                [](const ParameterPart& part) { return !part.heads.empty(); });
+  }
+
+  /// Rows of each matrix that is orthogonalized, in order.
+  std::vector<std::int64_t> matrices(const ParameterSpec& parameter) const {
+    std::vector<std::int64_t> rows;
+    for (const ParameterPart& part : parameter.parts) {
+      if (options_.split == "tensors" || part.heads.empty()) {
+        rows.push_back(part.rows);
+        continue;
+      }
+      for (const HeadRows& run : part.heads) {
+        const std::int64_t together = options_.split == "heads" ? 1 : run.group;
+        rows.insert(rows.end(), static_cast<std::size_t>(run.heads / together), run.rows * together);
+      }
+    }
+    return rows;
+  }
+
+  void update_rows(UpdateBuilder& b, const ParameterSpec& parameter, std::int64_t first, std::int64_t rows) const {
     const std::int64_t columns = parameter.extents[1];
     const ValueId direction =
         b.op("muon_direction", {b.update(), b.step(), b.gradient(), b.state("moment1")}, "direction",

@@ -1,5 +1,8 @@
 #include "optimizer/optimizers.h"
 
+#include <algorithm>
+#include <iterator>
+
 #include "quern/error.h"
 
 namespace quern {
@@ -12,6 +15,16 @@ class ByGroups final : public Optimizer {
            std::vector<std::pair<std::string, std::unique_ptr<Optimizer>>> others)
       : id_(std::move(id)), run_(std::move(run)), others_(std::move(others)) {}
 
+  void check(std::span<const ParameterSpec> parameters) const override {
+    std::vector<const Optimizer*> all{run_.get()};
+    for (const auto& [id, optimizer] : others_) all.push_back(optimizer.get());
+    for (const Optimizer* optimizer : all) {
+      std::vector<ParameterSpec> own;
+      std::copy_if(parameters.begin(), parameters.end(), std::back_inserter(own),
+                   [&](const ParameterSpec& parameter) { return &of(parameter) == optimizer; });
+      if (!own.empty()) optimizer->check(own);
+    }
+  }
   std::vector<OptimizerState> states(const ParameterSpec& parameter) const override {
     return of(parameter).states(parameter);
   }

@@ -180,6 +180,7 @@ void Session::transform_model() {
     notes.push_back("train.groups: the adapter's folder lacks the parameters that train beside it (" +
                     list_names(beside) + "); the merged export has them" +
                     (adapter.merge ? "" : ", but adapter.merge is false"));
+  check_optimizer();
   for (ParameterSpec spec : model->parameters()) {
     if (spec.rate == 1 || !spec.trainable) continue;
     const std::vector<Op> own = update_traits(*optimizer, spec, ops).ops;
@@ -199,6 +200,21 @@ void Session::make_optimizer(PluginHost& host) {
     if (id != config.id("optimizer"))
       others.emplace_back(id, host.create<Optimizer>(id, config.factory_values("optimizer", id)));
   optimizer = by_groups(config.id("optimizer"), make<Optimizer>(config, host, "optimizer"), std::move(others));
+}
+
+// An optimizer does not know where its options stand.
+void Session::check_optimizer() const {
+  std::vector<ParameterSpec> trained = model->parameters();
+  std::erase_if(trained, [](const ParameterSpec& spec) { return !spec.trainable; });
+  try {
+    optimizer->check(trained);
+  } catch (const Error& error) {
+    constexpr std::string_view kTable = "optimizer.";
+    ErrorDetail detail = error.detail();
+    if (error.code() != ErrorCode::config || !detail.where.starts_with(kTable)) throw;
+    detail.where = config.where("optimizer", detail.where.substr(kTable.size()));
+    throw Error(error.code(), std::move(detail));
+  }
 }
 
 void Session::note_ignored(const std::string& model_config) {

@@ -69,6 +69,7 @@ struct Session {
   void check_reduction() const;
   void make_precision_forms(PluginHost& host);
   void make_optimizer(PluginHost& host);
+  void check_optimizer() const;
   void transform_model();
   PeftConfig peft_config() const;
   void note_ignored(const std::string& model_config);

@@ -120,6 +120,7 @@ LoraTarget target_of(const ParameterSpec& base, std::size_t index, std::int64_t 
                       {Init::Kind::normal, 1 / std::sqrt(3.0 * static_cast<double>(in))});
   target.b = low_rank(name + ".lora_B", target.module, "lora_B", {part.rows, rank}, {Init::Kind::zeros, 0});
   target.b.parts[0].row_order = part.row_order;
+  target.b.parts[0].heads = part.heads;
   return target;
 }
 

@@ -56,6 +56,9 @@ TEST_CASE("parameters are packed in Hugging Face's names and order") {
   CHECK(qkv.parts[2].hf_name == "model.layers.{layer}.self_attn.v_proj.weight");
   CHECK(qkv.parts[0].rows == 96);
   CHECK(qkv.parts[2].rows == 32);
+  CHECK(qkv.parts[0].heads == std::vector<HeadRows>{{6, 16, 3}});
+  CHECK(qkv.parts[1].heads == std::vector<HeadRows>{{2, 16, 1}});
+  CHECK(qkv.parts[2].heads == qkv.parts[1].heads);
   CHECK(qkv.parts[1].init.deviation == 0.01);
   CHECK(qkv.decay);
   CHECK(parameter(list, "o.weight").extents == Extents{48, 96});

@@ -60,6 +60,8 @@ TEST_CASE("query, key and value are one tensor, and so are gate and up") {
   CHECK(parameter(list, "qkv.weight").parts[0].hf_name == "model.layers.{layer}.self_attn.qkv_proj.weight");
   CHECK(parameter(list, "qkv.weight").parts[0].rows == 5120 + 2 * 1280);
   CHECK(parameter(list, "qkv.weight").parts[0].as_stored());
+  CHECK(parameter(list, "qkv.weight").parts[0].heads ==
+        std::vector<HeadRows>{{40, 128, 4}, {10, 128, 1}, {10, 128, 1}});
   CHECK(parameter(list, "gate_up.weight").parts.size() == 1);
 }
 

@@ -65,6 +65,7 @@ std::vector<ParameterSpec> Vit::parameters() const {
   const std::string layer = "blocks.{layer}.";
   add_norm("attn_norm", block, layer + "norm1");
   add_linear("qkv", block, layer + "attn.qkv", 3 * width, width, o_.qkv_bias);
+  list[list.size() - (o_.qkv_bias ? 2 : 1)].parts[0].heads = {{3 * heads_.heads, heads_.head_dim, 1}};
   add_linear("o", block, layer + "attn.proj", width, width);
   add_norm("ffn_norm", block, layer + "norm2");
   add_linear("up", block, layer + "mlp.fc1", hidden_, width);

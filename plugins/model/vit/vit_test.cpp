@@ -30,6 +30,9 @@ TEST_CASE("programs, parameters and traits agree, whatever the options") {
         options.class_token = class_token, options.global_pool = pool, options.qkv_bias = bias;
         options.weighted = bias;
         CHECK(testkit::model_faults(vit::Vit(options)) == std::vector<std::string>{});
+        for (const ParameterSpec& spec : vit::Vit(options).parameters())
+          CHECK(spec.parts[0].heads ==
+                (spec.name == "qkv.weight" ? std::vector<HeadRows>{{12, 8, 1}} : std::vector<HeadRows>{}));
       }
 }
 

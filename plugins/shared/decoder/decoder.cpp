@@ -31,6 +31,15 @@ std::vector<ParameterPart> parts_of(const std::string& prefix, const std::vector
   return parts;
 }
 
+/// Marks the heads of a projection of queries, keys and values, which are one tensor or three.
+void mark_heads(std::vector<ParameterPart>& parts, const HeadLayout& h) {
+  const std::vector<HeadRows> queries{{h.heads, h.head_dim, h.heads / h.kv_heads}}, keys{{h.kv_heads, h.head_dim, 1}};
+  if (parts.size() == 1)
+    parts[0].heads = {queries[0], keys[0], keys[0]};
+  else
+    parts[0].heads = queries, parts[1].heads = parts[2].heads = keys;
+}
+
 std::string bias(bool has, const char* name) { return has ? name : ""; }
 
 }  // namespace
@@ -96,10 +105,12 @@ std::vector<ParameterSpec> Decoder::parameters() const {
     add_norm("k_norm", block, n.layer, n.k_norm, head ? d_.heads.head_dim : kv);
   }
   for (std::size_t i = first; i < list.size(); ++i)
-    if (list[i].name.starts_with("qkv."))
+    if (list[i].name.starts_with("qkv.")) {
       order_heads(list[i]);
-    else
+      mark_heads(list[i].parts, d_.heads);
+    } else {
       list[i].parts[0].row_order = head_order_;  // norms of queries and keys
+    }
   add_projection("o", {n.o}, {d_.width}, q, d_.biases.o);
   add_norm("attn_after_norm", block, n.layer, n.attn_after_norm, d_.width);
   add_norm("ffn_norm", block, n.layer, n.ffn_norm, d_.width);
