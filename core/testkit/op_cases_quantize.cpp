@@ -3,6 +3,7 @@
 #include <limits>
 
 #include "quern/block_scales.h"
+#include "quern/quantized_format.h"
 #include "quern/step_state.h"
 #include "quern/testkit/op_cases.h"
 
@@ -42,9 +43,10 @@ OpComparison blocks(PoisonedTensor x, DType format, Blocks of, bool q = true, bo
 
 /// quantize_rows and quantize_columns of x(), with every way to round that the format has.
 template <class MakeX>
-void lines(const OpRunner& runner, MakeX x, DType to) {
+void lines(const OpRunner& runner, MakeX x, std::string_view name) {
+  const DType to = quantized_format_named(name)->dtype;
   for (std::int64_t stochastic = 0; stochastic <= (to == DType::i8 ? 1 : 0); ++stochastic) {
-    Attributes format = format_of(to);
+    Attributes format{{"format", std::string(name)}};
     if (stochastic) format.set("stochastic", stochastic);
     const Extents size = x().view().extents;
     OpComparison("quantize_rows", format).in(x()).out(to, size, {}).out(kF32, {size[0]}, {}).run(runner);
@@ -56,7 +58,7 @@ void lines(const OpRunner& runner, MakeX x, DType to) {
 void long_rows(const OpRunner& runner) {
   for (const Extents& size : {Extents{3, 40000}, Extents{2, 33333}})
     for (DType from : {kF32, kBf16})
-      for (DType to : {kE4m3, DType::i8})
+      for (const char* to : {"e4m3", "i8"})
         lines(
             runner, [&] { return normal(from, size, 1, 3); }, to);
 }
@@ -101,10 +103,12 @@ void quantize_cases(const OpRunner& runner) {
             .out(to, size, {})
             .out(to, turned(size), {})
             .run(runner);
-        lines(runner, x, to);
         OpComparison("quantize_rows", format).in(x()).unread(to, size).out(kF32, {size[0]}, {}).run(runner);
         OpComparison("quantize_columns", format).in(x()).unread(to, turned(size)).out(kF32, {size[1]}, {}).run(runner);
       }
+      for (const QuantizedFormat& to : kQuantizedFormats)
+        lines(
+            runner, [&] { return normal(from, size, 1, 3); }, to.name);
     }
   }
 }
@@ -129,12 +133,12 @@ void observe_scale_cases(const OpRunner& runner) {
   state.scale = 2, state.assumed = 0x1p-9f;
   for (const Extents& size : kSizes) {
     for (DType from : {kF32, kBf16}) {
-      for (DType format : {kE4m3, kE5m2, DType::i8}) {
+      for (const QuantizedFormat& format : kQuantizedFormats) {
         for (const char* layout : {"tensor", "rows", "columns", "row_blocks", "column_blocks", "squares"}) {
           const Extents scales = scale_extents(*scale_layout_named(layout), size[0], size[1]);
           std::vector<float> values = random_normal(element_count(scales), 4);
           for (float& value : values) value = std::exp2(std::round(2 * value) - 2);
-          Attributes attributes = format_of(format);
+          Attributes attributes{{"format", std::string(format.name)}};
           attributes.set("layout", std::string(layout));
           auto op = [&] {
             OpComparison op("observe_scale", attributes);
@@ -191,8 +195,8 @@ void quantize_special_cases(const OpRunner& runner) {
           .out(kF32, {1}, {})
           .out(to, turned(size), {})
           .run(runner);
-      lines(runner, x, to);
     }
+    for (const QuantizedFormat& to : kQuantizedFormats) lines(runner, x, to.name);
     for (Blocks of : kBlocks) blocks(x(), kE4m3, of).run(runner);
   }
 }

@@ -415,6 +415,33 @@ TEST_CASE("rounding by chance with one draw for a row, and rounding that is alwa
   check_setting("precision", "draws_once", "draws=none", "rounding", "the mean is");
 }
 
+TEST_CASE("integers of fewer steps than their stated format has, and of more") {
+  auto report_of = [](const std::string& format, int largest) {
+    PluginHost host = run_host();
+    CheckOptions options;
+    options.settings = {"format=" + format, "largest=" + std::to_string(largest)};
+    return check(host, (kFolder / "precision" / "libquern_coarse_codes.so").string(), options);
+  };
+  check_sound(report_of("i8", 127));
+  check_sound(report_of("i4", 7));
+  for (const auto& [format, largest] : {std::pair("i8", 12), std::pair("i4", 2)}) {
+    const Report report = report_of(format, largest);
+    const std::string text = report.text();
+    CAPTURE(text);
+    const auto first = std::find_if(report.findings().begin(), report.findings().end(),
+                                    [](const Finding& finding) { return finding.verdict == Verdict::broken; });
+    REQUIRE(first != report.findings().end());
+    CHECK(first->contract == "linear");
+    CHECK(first->detail.find("relative error of y") != std::string::npos);
+    CHECK(first->detail.find(std::string("for ") + format) != std::string::npos);
+  }
+  const Report beyond = report_of("i4", 9);
+  const std::string text = beyond.text();
+  CAPTURE(text);
+  CHECK(beyond.count(Verdict::broken) == 1);
+  CHECK(text.find("at most 7 in magnitude, the largest of its format") != std::string::npos);
+}
+
 TEST_CASE("states that grow without bound, and sums that forget what was there or always add") {
   check_sound(checked("model", "bad_state"));
   check_setting("model", "bad_state", "fault=1", "states", "finite numbers");

@@ -7,6 +7,7 @@
 #include <string>
 
 #include "quern/error.h"
+#include "quern/quantized_format.h"
 
 namespace quern {
 
@@ -55,14 +56,16 @@ float e5m2_to_float(std::uint8_t bits) {
 
 std::uint8_t float_to_e5m2(float value) { return encode<2, 15>(value, 57344.0f, 0x7f); }
 
-float format_scale(float amax, DType format) {
+float format_scale(float amax, DType format) { return format_scale(amax, {{}, format, largest_of(format)}); }
+
+float format_scale(float amax, const QuantizedFormat& format) {
   if (!std::isfinite(amax)) return std::numeric_limits<float>::quiet_NaN();
   if (amax == 0) return 1.0f;
-  if (format == DType::i8) return std::max(amax / largest_of(format), 0x1p-126f);  // 1 / scale is finite
+  if (format.dtype == DType::i8) return std::max(amax / format.largest, 0x1p-126f);  // 1 / scale is finite
   int exponent = 0;
   float mantissa = std::frexp(amax, &exponent);  // amax = mantissa * 2^exponent, mantissa in [0.5, 1)
   // largest_of(e4m3) = 0.875 * 2^9 and largest_of(e5m2) = 0.875 * 2^16.
-  exponent -= format == DType::e4m3 ? 9 : 16;
+  exponent -= format.dtype == DType::e4m3 ? 9 : 16;
   if (mantissa > 0.875f) ++exponent;
   return std::ldexp(1.0f, std::clamp(exponent, -126, 126));
 }

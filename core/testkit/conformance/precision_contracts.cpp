@@ -111,6 +111,7 @@ std::string where_of(const Form& form, What what, const ProductSize& size) {
 }
 
 constexpr ProductSize kEven{64, 48, 32}, kLossSize{48, 32, 80};
+constexpr ProductSize kOfModel{64, 32, 48};  // small_model's
 
 std::string products(const Subject& subject, Device& device, What what) {
   Worst worst;
@@ -243,6 +244,8 @@ std::string rounding(const Subject& subject, Device& device) {
         // The quotient's own rounding in fp32 may pass an integer, or a half.
         need(code > exact - 1 - 1e-4 && code < exact + 1 + 1e-4, "element " + std::to_string(i) + " of " + what,
              number(code), "an integer beside " + number(exact));
+        need(std::fabs(code) <= made.largest, "element " + std::to_string(i) + " of " + what, number(code),
+             "at most " + number(made.largest) + " in magnitude, the largest of its format");
         is_nearest = is_nearest && std::fabs(code - exact) <= 0.5 + 1e-4;
         if (up > 0.1 && up < 0.9) draws.push_back(((code > exact ? 1 : 0) - up) / std::sqrt(up * (1 - up)));
       }
@@ -278,22 +281,34 @@ Made fresh(const Subject& subject, const Model& model, const std::vector<std::st
   return made;
 }
 
+/// Of two zeros 1.
+double cosine(const std::vector<float>& a, const std::vector<float>& b) {
+  double product = 0;
+  for (std::size_t i = 0; i < a.size(); ++i) product += double{a[i]} * b[i];
+  const double lengths = root_mean_square(a) * root_mean_square(b) * static_cast<double>(a.size());
+  return lengths == 0 && a == b ? 1 : product / lengths;
+}
+
 std::string whole_model(const Subject& subject, const Model& model) {
   Made got = fresh(subject, model), want = fresh(subject, model, {}, true);
   const Batch batch = random_batch({4, 16}, model.traits().vocabulary, 3);
-  ProductRun run(subject.host, *got.backend, *got.device, What::linear, kEven);
+  ProductRun run(subject.host, *got.backend, *got.device, What::linear, kOfModel);
   const double product = std::max({run.error_bound("y"), run.error_bound("dx"), run.error_bound("dweight")});
   const Tensors gradients = got.trial->gradients(batch), exact = want.trial->gradients(batch);
   // Seventeen matmuls are between a loss and the first layer's gradients, each of which errs on its own; gradients of
   // norms and biases are differences of large sums, which multiplies their relative error by a few.
-  const double bound = std::min(0.9, 3 * product * std::sqrt(17.0));
-  double worst = 0;
+  // Fewer than 8 bits may err as much as the gradient is long; its direction is then right on average.
+  const double errs = 3 * product * std::sqrt(17.0), bound = run.is_narrow() ? errs : std::min(0.9, errs);
+  double worst = 0, cosines = 0;
   std::string worst_name;
   for (const auto& [name, values] : exact) {
     const double error = testkit::relative_error(gradients.at(name), values);
     need(error <= bound, "relative error of the gradient of " + name, number(error), "at most " + number(bound));
+    cosines += cosine(gradients.at(name), values) / static_cast<double>(exact.size());
     if (error >= worst) worst = error, worst_name = name;
   }
+  const double least = 0.5 / std::sqrt(1 + errs * errs);
+  need(cosines >= least, "mean cosine of gradients", number(cosines), "at least " + number(least));
   // Biases start as zeros, and an evaluation that leaves them out would not show.
   for (Made* made : {&got, &want}) made->trial->stir(".bias");
   const double loss = got.trial->loss(batch), exact_loss = want.trial->loss(batch);

@@ -8,6 +8,7 @@
 #include "program/passes/differentiate.h"
 #include "quern/builder.h"
 #include "quern/numeric.h"
+#include "quern/quantized_format.h"
 #include "quern/step_state.h"
 #include "quern/weight_format.h"
 
@@ -17,8 +18,8 @@ namespace {
 
 using testkit::PoisonedTensor;
 
-/// Half a unit in the last place, relative; of fp32 after a sum of some hundred terms, of int8 for a normal
-/// distribution whose largest magnitude is the range's end.
+/// Half a unit in the last place, relative; of fp32 after a sum of some hundred terms, of int8 for normal numbers whose
+/// largest magnitude is the range's end, with room.
 double roundoff(DType dtype) {
   switch (dtype) {
     case DType::f32: return 0x1p-21;
@@ -28,6 +29,20 @@ double roundoff(DType dtype) {
     case DType::i8: return 0x1p-6;
     default: return 0;
   }
+}
+
+/// Likewise. 4 bits of some hundred normal numbers, the largest of which is 2.7 deviations and 7 units, rounded by
+/// chance: a unit over the root of 6.
+double roundoff(const QuantizedFormat& format) {
+  return format.dtype == DType::i8 && format.largest < 127 ? 2.7 / (std::sqrt(6) * format.largest)
+                                                           : roundoff(format.dtype);
+}
+
+/// The format that an op or a copy says it brings values of the dtype to. Null: no row of the table.
+const QuantizedFormat* stated_format(const Attributes& attributes, DType dtype) {
+  if (!attributes.has("format")) return nullptr;
+  const QuantizedFormat* format = quantized_format_named(attributes.word("format"));
+  return format && format->dtype == dtype ? format : nullptr;
 }
 
 /// Of a format of weights, likewise: 4 bits for the largest of 32 normal numbers, ternary for the mean magnitude.
@@ -65,6 +80,7 @@ ProductRun::ProductRun(PluginHost& host, const PrecisionBackend& backend, Device
   for (std::size_t i = 0; i < program.values.size(); ++i)
     if (program.values[i].role == Role::parameter_grad)
       results_[program.values[i].parameter == "w" ? "dweight" : "dbias"] = static_cast<ValueId>(i);
+  note_formats();
   for (const Op& op : program.ops) {
     OpSupport support = device.query(instantiate(program, op, geometry_, read_));
     if (!support.refusal.empty()) throw Error(ErrorCode::config, {.where = "device cpu", .what = support.refusal});
@@ -73,6 +89,20 @@ ProductRun::ProductRun(PluginHost& host, const PrecisionBackend& backend, Device
     PoisonedTensor& tensor = memory(program.find(state.name));
     std::memset(tensor.view().data, 0, tensor.view().bytes());
   }
+}
+
+void ProductRun::note_formats() {
+  const Program& program = lowered_.joint.program;
+  auto note = [&](const Attributes& attributes, ValueId id) {
+    if (id == kNoValue) return;
+    if (const QuantizedFormat* format = stated_format(attributes, program[id].dtype)) stated_[id] = format;
+    const WeightFormat* weights = attributes.has("format") ? weight_format_named(attributes.word("format")) : nullptr;
+    narrow_ = narrow_ || (weights && weights->bits < 8) || (stated_.contains(id) && stated_.at(id)->largest < 127);
+  };
+  for (const Op& op : program.ops)
+    for (ValueId id : op.outputs) note(op.attributes, id);
+  for (const WorkingCopy& copy : lowered_.working_copies)
+    for (const Value& value : copy.values) note(copy.attributes, program.find(value.name));
 }
 
 PoisonedTensor& ProductRun::memory(ValueId id) {
@@ -168,6 +198,7 @@ std::vector<ProductRun::Quantization> ProductRun::quantizations() {
       if (q.dtype != DType::i8 || values.size() != codes.size() || (scales.size() != 1 && scales.size() != rows))
         continue;
       Quantization& made = all.emplace_back();
+      if (const auto stated = stated_.find(code); stated != stated_.end()) made.largest = stated->second->largest;
       made.label = op.kind + " of " + lowered_.joint.program[op.inputs[0]].name;
       for (std::size_t i = 0; i < codes.size(); ++i) {
         const std::size_t row = i / columns, column = i % columns;
@@ -197,7 +228,10 @@ double ProductRun::error_bound(const std::string& result) const {
   }
   made.erase(kNoValue);
   double squares = 0;
-  for (ValueId id : made) squares += std::pow(roundoff(program[id].dtype), 2);
+  for (ValueId id : made) {
+    const auto stated = stated_.find(id);
+    squares += std::pow(stated == stated_.end() ? roundoff(program[id].dtype) : roundoff(*stated->second), 2);
+  }
   for (DType dtype : words) squares += std::pow(roundoff(dtype), 2);
   for (const WeightFormat* format : formats) squares += std::pow(roundoff(*format), 2);
   // Logits and their gradients round inside the loss as well, in the formats of its operands.
@@ -206,8 +240,12 @@ double ProductRun::error_bound(const std::string& result) const {
 
 std::string ProductRun::formats() const {
   std::set<std::string> names;
-  for (const Value& value : lowered_.joint.program.values)
-    if (size_of(value.dtype) == 1 && roundoff(value.dtype) > 0) names.insert(std::string(name_of(value.dtype)));
+  const std::vector<Value>& values = lowered_.joint.program.values;
+  for (std::size_t i = 0; i < values.size(); ++i) {
+    if (size_of(values[i].dtype) != 1 || roundoff(values[i].dtype) == 0) continue;
+    const auto stated = stated_.find(static_cast<ValueId>(i));
+    names.emplace(stated == stated_.end() ? name_of(values[i].dtype) : stated->second->name);
+  }
   std::string text;
   for (const std::string& name : names) text += (text.empty() ? "" : ", ") + name;
   return text.empty() ? std::string(name_of(lowered_.joint.program[lowered_.joint.program.inputs[0]].dtype)) : text;

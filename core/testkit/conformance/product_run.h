@@ -8,6 +8,7 @@
 
 #include "conformance/subject.h"
 #include "program/passes/lower_precision.h"
+#include "quern/quantized_format.h"
 #include "quern/testkit/compare.h"
 
 namespace quern::conformance {
@@ -40,15 +41,19 @@ class ProductRun {
   ProductResults run(const ProductInputs& inputs);
   /// What the core does once per optimizer step.
   void advance_states();
-  /// The root of the sum of squared unit roundoffs over all values that `result` is made from: the relative error of
-  /// a matmul of rounded operands, with room, for roundings are independent and half of a unit on average.
+  /// The root of the sum of squared unit roundoffs over all values that `result` is made from, each of the format that
+  /// its op states: the relative error of a matmul of rounded operands, with room, for roundings are independent and
+  /// half of a unit on average.
   double error_bound(const std::string& result) const;
   /// Values of the last run that were rounded to int8, with a scale for the tensor or for each row of `codes`.
   struct Quantization {
     std::string label;
     std::vector<double> exact, codes;  ///< numbers in units of the scale, before and after rounding
+    double largest = 127;              ///< of the format that the op states
   };
   std::vector<Quantization> quantizations();
+  /// Whether an op or a copy states a format of fewer than 8 bits.
+  bool is_narrow() const { return narrow_; }
   bool evaluates() const { return pass_ == Pass::evaluation; }
   /// Formats of 8 bits or less in the program.
   std::string formats() const;
@@ -56,6 +61,7 @@ class ProductRun {
  private:
   testkit::PoisonedTensor& memory(ValueId id);
   void launch(const OpInstance& instance, const std::vector<ValueId>& inputs, const std::vector<ValueId>& outputs);
+  void note_formats();
   void fill(std::string_view name, const std::vector<float>& values);
 
   Device& device_;
@@ -67,6 +73,8 @@ class ProductRun {
   std::vector<bool> read_;
   std::map<ValueId, testkit::PoisonedTensor> values_;
   std::map<std::string, ValueId> results_;
+  std::map<ValueId, const QuantizedFormat*> stated_;  // formats of values whose op or copy states one
+  bool narrow_ = false;
 };
 
 /// The exact results in double precision.

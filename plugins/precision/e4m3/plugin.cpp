@@ -26,7 +26,7 @@ QUERN_PLUGIN("precision", "e4m3", manifest) {
       e4m3_options().specs(), [](const quern::OptionValues& values) {
         E4m3Options options = e4m3_options().bind(values);
         quern::eight_bit::Formats formats;
-        formats.gradient = *quern::dtype_named(options.gradient_format);
+        formats.gradient = options.gradient_format;
         return std::make_unique<quern::eight_bit::Recipe>(formats, options);
       });
 }

@@ -19,10 +19,8 @@ QUERN_PLUGIN("precision", "e5m2", manifest) {
   manifest.add<quern::PrecisionBackend>(
       "e5m2", "8-bit matmuls: activations and gradients e5m2, weights e4m3; the rest bf16", e5m2_options().specs(),
       [](const quern::OptionValues& values) {
-        quern::eight_bit::Formats formats{.activation = quern::DType::e5m2,
-                                          .kept_activation = quern::DType::e4m3,
-                                          .weight = quern::DType::e4m3,
-                                          .gradient = quern::DType::e5m2};
+        quern::eight_bit::Formats formats{
+            .activation = "e5m2", .kept_activation = "e4m3", .weight = "e4m3", .gradient = "e5m2"};
         return std::make_unique<quern::eight_bit::Recipe>(formats, e5m2_options().bind(values));
       });
 }

@@ -5,6 +5,7 @@
 
 #include "quern/block_scales.h"
 #include "quern/error.h"
+#include "quern/quantized_format.h"
 #include "quern/step_state.h"
 
 namespace quern::eight_bit {
@@ -38,6 +39,17 @@ void check_products(const char* option, const std::vector<std::string>& list) {
 
 }  // namespace
 
+OptionTable<IntegerOptions> integer_options() {
+  OptionTable<IntegerOptions> table;
+  add_products_option(table);
+  table
+      .add("gradient_rounding", &RecipeOptions::gradient_rounding,
+           "rounding of gradients; stochastic has no bias, and its random bits depend on the value and its index, so "
+           "runs repeat bit for bit")
+      .one_of({"nearest", "stochastic"});
+  return table;
+}
+
 Recipe::Recipe(const Formats& formats, RecipeOptions options) : formats_(formats), options_(std::move(options)) {
   check_products("products", options_.products);
   check_products("fast_accumulation", options_.fast_accumulation);
@@ -49,7 +61,8 @@ Recipe::Recipe(const Formats& formats, RecipeOptions options) : formats_(formats
   };
   activation_ = scaling(options_.activation_scaling);
   gradient_ = scaling(options_.gradient_scaling);
-  traits_ = {.activation = DType::bf16, .working = DType::bf16, .matmul = formats.activation};
+  traits_ = {
+      .activation = DType::bf16, .working = DType::bf16, .matmul = quantized_format_named(formats.activation)->dtype};
 }
 
 void Recipe::lower(const ProductSite& site, Lowering& lowering) const {

@@ -12,18 +12,19 @@
 
 namespace quern::eight_bit {
 
-/// Formats of the operands.
+/// Formats of the operands, of quern/quantized_format.h.
 struct Formats {
-  DType activation = DType::e4m3;
-  DType kept_activation = DType::e4m3;  ///< of the weight gradient's operand
-  DType weight = DType::e4m3;
-  DType gradient = DType::e4m3;
+  std::string activation = "e4m3";
+  std::string kept_activation = "e4m3";  ///< of the weight gradient's operand
+  std::string weight = "e4m3";
+  std::string gradient = "e4m3";
+  static Formats all(const std::string& format) { return {format, format, format, format}; }
 };
 
 struct RecipeOptions {
   std::string activation_scaling = "delayed";
   std::string gradient_scaling = "delayed";
-  std::string gradient_rounding = "nearest";  ///< stochastic: int8 with row scales only
+  std::string gradient_rounding = "nearest";  ///< stochastic: integers with row scales only
   std::int64_t history = 4;
   std::int64_t margin = 0;
   std::vector<std::string> products = {"output", "input_gradient", "weight_gradient"};
@@ -40,6 +41,16 @@ void add_products_option(OptionTable<T>& table) {
   table.add("products", &RecipeOptions::products,
             "matmuls with quantized operands: output, input_gradient, weight_gradient; others read bf16");
 }
+
+/// Options of integers, with a scale for each row along k.
+struct IntegerOptions : RecipeOptions {
+  IntegerOptions() {
+    activation_scaling = gradient_scaling = "row";
+    fast_accumulation = head_fast_accumulation = {};
+    head = "bf16";
+  }
+};
+OptionTable<IntegerOptions> integer_options();
 
 /// Adds the options of the floating-point formats.
 template <class T>
@@ -94,7 +105,7 @@ class Recipe final : public PrecisionBackend {
     ValueId transposed = kNoValue, transposed_scale = kNoValue;
   };
   /// The attributes of a quantization.
-  static Attributes format_of(DType format) { return {{"format", std::string(quern::name_of(format))}}; }
+  static Attributes format_of(const std::string& format) { return {{"format", format}}; }
   Attributes format_of_gradient() const;
   Codes quantized(ValueId x, Attributes format, Scaling scaling, Lowering& lowering) const;
   Codes by_columns(ValueId x, Attributes format, Lowering& lowering) const;

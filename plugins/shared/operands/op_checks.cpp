@@ -5,6 +5,7 @@
 #include <cmath>
 
 #include "quern/block_scales.h"
+#include "quern/quantized_format.h"
 #include "quern/step_state.h"
 #include "quern/weight_format.h"
 
@@ -340,10 +341,8 @@ OpSupport query_observe_scale(const OpInstance& op) {
   if (op.inputs.size() < 2 || op.inputs.size() > 3 || op.outputs.size() != 1)
     return refuse("takes x, its scales and optionally their state, and gives a ScaleObservation");
   const Operand &x = op.inputs[0], &scale = op.inputs[1], &seen = op.outputs[0];
-  const DType format =
-      dtype_named(op.attributes.has("format") ? op.attributes.word("format") : "").value_or(DType::f32);
-  if (format != DType::e4m3 && format != DType::e5m2 && format != DType::i8)
-    return refuse("the format must be e4m3, e5m2 or i8");
+  if (!op.attributes.has("format") || !quantized_format_named(op.attributes.word("format")))
+    return refuse("the format must be one of quern/quantized_format.h");
   const auto layout = scale_layout_named(op.attributes.has("layout") ? op.attributes.word("layout") : "");
   if (!layout) return refuse("unknown layout of scales");
   if (x.extents.size() != 2 || (x.dtype != DType::f32 && x.dtype != DType::bf16))

@@ -4,6 +4,7 @@
 // values 0).
 #include "program/ops/ops.h"
 #include "quern/block_scales.h"
+#include "quern/quantized_format.h"
 #include "quern/step_state.h"
 
 namespace quern::ops {
@@ -16,13 +17,14 @@ DType format_of(const InferContext& c) {
   return *format;
 }
 
-/// Of row or column scales, whose i8 values may round stochastically: one value then quantizes differently from place
-/// to place in a row (column), but not from row to row.
+/// Of row or column scales, whose integers may have fewer bits than their bytes, and may round stochastically: one
+/// value then quantizes differently from place to place in a row (column), but not from row to row.
 DType format_of_line(InferContext& c) {
-  const DType format = format_of(c);
-  if (c.attributes.integer_or("stochastic", 0) != 0 && format != DType::i8)
-    c.refuse(0, "format i8 for stochastic rounding");
-  return format;
+  const QuantizedFormat* format = quantized_format_named(c.attributes.word("format"));
+  if (!format) c.refuse(0, "a format of at most 8 bits");
+  if (c.attributes.integer_or("stochastic", 0) != 0 && format->dtype != DType::i8)
+    c.refuse(0, "format i8 or i4 for stochastic rounding");
+  return format->dtype;
 }
 
 void give_codes(InferContext& c, std::size_t q, std::size_t t) {
@@ -219,7 +221,7 @@ void add_quantize(OpSet& set) {
            .outputs = {"observed"},
            .infer = [](InferContext& c) {
              need_rank(c, 0, 2);
-             format_of(c);
+             if (!quantized_format_named(c.attributes.word("format"))) c.refuse(0, "a format of at most 8 bits");
              if (!scale_layout_named(c.attributes.word("layout"))) c.refuse(1, "a known layout");
              give(c, 0, {kScaleObservationWords}, DType::u32);
            }});

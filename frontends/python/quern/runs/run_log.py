@@ -24,7 +24,7 @@ LARGEST = 1e100  # larger values cannot be drawn beside anything else
 TOKENS = re.compile(r"(\d{1,9}(,\d{1,9})*)?", re.ASCII)
 TOKEN_LIST = Kind("token ids, such as 1,2,3", lambda value: isinstance(value, str) and bool(TOKENS.fullmatch(value)))
 NOT_FINITE = ("nan", "-nan", "inf", "-inf")
-FORMATS = {"e4m3": 448.0, "e5m2": 57344.0, "i8": 127.0}  # the largest code of each
+FORMATS = {"e4m3": 448.0, "e5m2": 57344.0, "i8": 127.0, "i4": 7.0}  # the largest code of each
 
 Record = dict[str, Any]  # one line of the log, as its shape below has it
 EVENTS: dict[str, dict[str, Shape]] = {

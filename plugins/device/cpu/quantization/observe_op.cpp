@@ -10,6 +10,7 @@
 #include "quantization/observe.h"
 #include "quern/block_scales.h"
 #include "quern/numeric.h"
+#include "quern/quantized_format.h"
 #include "runtime/kernels.h"
 #include "shared/operands/op_checks.h"
 
@@ -30,7 +31,7 @@ ScaleObservation no_observation() { return {.smallest_scale = std::numeric_limit
 namespace {
 
 /// `limit`: of the magnitudes, the largest that was in range.
-void see(ScaleObservation& seen, float value, float scale, float limit, DType format) {
+void see(ScaleObservation& seen, float value, float scale, float limit, DType type) {
   if (!std::isfinite(value) || !std::isfinite(scale)) {
     ++seen.non_finite;
     return;
@@ -40,12 +41,12 @@ void see(ScaleObservation& seen, float value, float scale, float limit, DType fo
   seen.amax = std::max(seen.amax, magnitude);
   seen.largest_scale = std::max(seen.largest_scale, scale);
   seen.smallest_scale = std::min(seen.smallest_scale, scale);
-  seen.underflowed += round_to(format, value * (1.0f / scale)) == 0;
+  seen.underflowed += round_to(type, value * (1.0f / scale)) == 0;
   seen.clipped += magnitude > limit;
 }
 
 Launch prepare(const OpInstance& op) {
-  const DType format = *dtype_named(op.attributes.word("format"));
+  const QuantizedFormat format = *quantized_format_named(op.attributes.word("format"));
   const ScaleLayout layout = *scale_layout_named(op.attributes.word("layout"));
   const bool delayed = op.inputs.size() > 2 && op.inputs[2].present, add = op.outputs[0].accumulate;
   return [=](std::span<const View> in, std::span<const View> out, const Exec&) {
@@ -64,8 +65,8 @@ Launch prepare(const OpInstance& op) {
         for (std::int64_t column = 0; column < columns; ++column) {
           const float scale = scales[scale_index(layout, row, column, rows, columns)];
           const float limit = delayed && assumed == 0 ? std::numeric_limits<float>::infinity()
-                                                      : (delayed ? assumed : scale) * largest_of(format);
-          see(part, values[column], scale, limit, format);
+                                                      : (delayed ? assumed : scale) * format.largest;
+          see(part, values[column], scale, limit, format.dtype);
         }
       }
 #pragma omp critical

@@ -11,6 +11,7 @@
 #include "primitives/simd.h"
 #include "quern/error.h"
 #include "quern/numeric.h"
+#include "quern/quantized_format.h"
 #include "quern/random.h"
 #include "quern/step_state.h"
 #include "runtime/kernels.h"
@@ -21,6 +22,19 @@ namespace quern::cpu {
 namespace {
 
 constexpr std::int64_t kChunk = 4096;  // elements that a thread takes at a time
+
+/// What a line is brought to.
+struct LineFormat {
+  explicit LineFormat(const OpInstance& op)
+      : format{{}, op.outputs[0].dtype, largest_of(op.outputs[0].dtype)},
+        stochastic(op.attributes.integer_or("stochastic", 0) != 0) {
+    if (op.attributes.has("format")) format = *quantized_format_named(op.attributes.word("format"));
+  }
+  float scale(float amax) const { return format_scale(amax, format); }
+
+  QuantizedFormat format;
+  bool stochastic;
+};
 
 /// A NaN takes no part, since the format has a NaN; i8 has none, and there it makes the amax infinite and with
 /// it the scale NaN.
@@ -40,17 +54,19 @@ QUERN_CPU_CLONES void multiply_by(const float* x, std::int64_t count, float fact
 }
 
 /// Makes the quotients `y` of a line the integers that are drawn for them, by the values and their places in the line.
-QUERN_CPU_CLONES void draw_integers(const float* x, std::int64_t count, float inverse, float* y) {
+QUERN_CPU_CLONES void draw_integers(const float* x, std::int64_t count, float inverse, float largest, float* y) {
   const auto scale = __builtin_bit_cast(std::uint32_t, inverse);
-  for (std::int64_t i = 0; i < count; ++i)
-    y[i] = to_integer_stochastic(
+  for (std::int64_t i = 0; i < count; ++i) {
+    const float drawn = to_integer_stochastic(
         y[i], content_word(__builtin_bit_cast(std::uint32_t, x[i]), scale, static_cast<std::uint32_t>(i)));
+    y[i] = drawn > largest ? largest : drawn < -largest ? -largest : drawn;
+  }
 }
 
 /// A line of x by its scale, not yet brought to the format; under stochastic rounding, to integers already.
-void scale_line(const float* x, std::int64_t count, float scale, bool stochastic, float* y) {
+void scale_line(const float* x, std::int64_t count, float scale, const LineFormat& to, float* y) {
   multiply_by(x, count, 1.0f / scale, y);
-  if (stochastic) draw_integers(x, count, 1.0f / scale, y);
+  if (to.stochastic) draw_integers(x, count, 1.0f / scale, to.format.largest, y);
 }
 
 /// Calls visit(first element, count) for pieces of `count` elements, over all threads.
@@ -167,26 +183,24 @@ Launch prepare_by(const OpInstance&) {
 }
 
 Launch prepare_rows(const OpInstance& op) {
-  const bool stochastic = op.attributes.integer_or("stochastic", 0) != 0;
-  return [=, format = op.outputs[0].dtype](std::span<const View> in, std::span<const View> out, const Exec&) {
+  return [to = LineFormat(op)](std::span<const View> in, std::span<const View> out, const Exec&) {
     const View &x = in[0], &q = out[0];
     const std::int64_t rows = x.extents[0], columns = x.extents[1];
 #pragma omp parallel for schedule(static)
     for (std::int64_t row = 0; row < rows; ++row) {
       const float* values = load_row(x, row, scratch(0, columns));
       float* codes = scratch(1, columns);
-      const float scale = format_scale(largest_magnitude(values, columns, format), format);
+      const float scale = to.scale(largest_magnitude(values, columns, to.format.dtype));
       if (out[1]) out[1].as<float>()[row] = scale;
       if (!q) continue;
-      scale_line(values, columns, scale, stochastic, codes);
+      scale_line(values, columns, scale, to, codes);
       store_row(q, row, codes);
     }
   };
 }
 
 Launch prepare_columns(const OpInstance& op) {
-  const bool stochastic = op.attributes.integer_or("stochastic", 0) != 0;
-  return [=, format = op.outputs[0].dtype](std::span<const View> in, std::span<const View> out, const Exec&) {
+  return [to = LineFormat(op)](std::span<const View> in, std::span<const View> out, const Exec&) {
     const View &x = in[0], &t = out[0];
     const std::int64_t rows = x.extents[0], columns = x.extents[1];
 #pragma omp parallel for schedule(static)
@@ -194,10 +208,10 @@ Launch prepare_columns(const OpInstance& op) {
       float *values = scratch(0, rows), *codes = scratch(1, rows);
       float value = 0;
       for (std::int64_t row = 0; row < rows; ++row) values[row] = *load(x, row * columns + column, 1, &value);
-      const float scale = format_scale(largest_magnitude(values, rows, format), format);
+      const float scale = to.scale(largest_magnitude(values, rows, to.format.dtype));
       if (out[1]) out[1].as<float>()[column] = scale;
       if (!t) continue;
-      scale_line(values, rows, scale, stochastic, codes);
+      scale_line(values, rows, scale, to, codes);
       store_row(t, column, codes);
     }
   };
@@ -276,10 +290,17 @@ OpSupport query_by(const OpInstance& op) {
   return support_of_codes(check, op, 0, 1);
 }
 
+void check_line_format(OperandCheck& check, const OpInstance& op) {
+  if (!op.attributes.has("format")) return;
+  const QuantizedFormat* format = quantized_format_named(op.attributes.word("format"));
+  check.that(format && format->dtype == op.outputs[0].dtype, "needs a format of its output's dtype");
+}
+
 OpSupport query_rows(const OpInstance& op) {
   OperandCheck check(op, 1, 2);
   const Matrix x = matrix_of(op, 0);
   check.input(0, "x", {x.rows, x.columns}).output(0, "q", {x.rows, x.columns}, low());
+  check_line_format(check, op);
   return check.output(1, "scale", {x.rows}, DType::f32).support();
 }
 
@@ -287,6 +308,7 @@ OpSupport query_columns(const OpInstance& op) {
   OperandCheck check(op, 1, 2);
   const Matrix x = matrix_of(op, 0);
   check.input(0, "x", {x.rows, x.columns}).output(0, "t", {x.columns, x.rows}, low());
+  check_line_format(check, op);
   return check.output(1, "scale", {x.columns}, DType::f32).support();
 }
 

@@ -205,36 +205,78 @@ TEST_CASE("rows and columns have scales of their own") {
   }
 }
 
-TEST_CASE("i8 values rounded stochastically are unbiased and independent, in rows and in columns") {
-  constexpr std::int64_t kRows = 300, kColumns = 700;
-  const auto x = normal(DType::bf16, {kRows, kColumns}, 4);
-  PoisonedTensor q(DType::i8, {kRows, kColumns}), rows(DType::f32, {kRows});
-  PoisonedTensor t(DType::i8, {kColumns, kRows}), columns(DType::f32, {kColumns});
-  const Attributes stochastic{{"format", std::string("i8")}, {"stochastic", std::int64_t{1}}};
-  TestOp{"quantize_rows", {x.view()}, {q.view(), rows.view()}, stochastic}.run();
-  TestOp{"quantize_columns", {x.view()}, {t.view(), columns.view()}, stochastic}.run();
-  const std::vector<float> values = x.floats();
-  const std::vector<float> codes[2] = {q.floats(), transposed(t.floats(), kColumns, kRows)};
-  const std::vector<float> scales[2] = {rows.floats(), columns.floats()};
-  std::vector<double> ups[2];  // mean 0 and variance 1
-  for (std::int64_t i = 0; i < kRows * kColumns; ++i) {
-    const auto at = static_cast<std::size_t>(i);
-    double up[2], deviation[2];
-    for (int of : {0, 1}) {
-      const float scale = scales[of][of == 0 ? at / kColumns : at % kColumns];
-      const float code = codes[of][at], exact = values[at] * (1.0f / scale);
-      const double chance = double{exact} - std::floor(exact);
-      REQUIRE((code == std::floor(exact) || code == std::ceil(exact)));
-      deviation[of] = std::sqrt(chance * (1 - chance));
-      up[of] = code - exact;
+TEST_CASE("i4: integers up to 7 with scales of their own, which int8 matmuls sum exactly") {
+  constexpr std::int64_t kRows = 9, kDepth = 34, kColumns = 5;
+  const auto x = normal(DType::bf16, {kRows, kDepth}, 4), w = normal(DType::bf16, {kDepth, kColumns}, 5);
+  PoisonedTensor xq(DType::i8, {kRows, kDepth}), xs(DType::f32, {kRows});
+  PoisonedTensor wq(DType::i8, {kColumns, kDepth}), ws(DType::f32, {kColumns}), y(DType::f32, {kRows, kColumns});
+  const Attributes format{{"format", std::string("i4")}};
+  TestOp{"quantize_rows", {x.view()}, {xq.view(), xs.view()}, format}.run();
+  TestOp{"quantize_columns", {w.view()}, {wq.view(), ws.view()}, format}.run();
+  TestOp{"matmul",
+         {xq.view(), wq.view(), absent(DType::f32, {kColumns}), xs.view(), ws.view()},
+         {y.view()},
+         {{"transpose_a", std::int64_t{0}}, {"transpose_b", std::int64_t{1}}}}
+      .run();
+  // As NumPy has it: scale = max(abs(x), axis) / 7, q = rint(x / scale).
+  auto quantized = [](const std::vector<float>& line, float scale) {
+    CHECK(scale == amax_of(line) / 7.0f);
+    std::vector<double> q;
+    for (float value : line) q.push_back(std::nearbyint(value * (1.0f / scale)));
+    return q;
+  };
+  const std::vector<float> rows = x.floats(), columns = transposed(w.floats(), kDepth, kColumns);
+  for (std::int64_t r = 0; r < kRows; ++r) {
+    const float scale_x = xs.floats()[static_cast<std::size_t>(r)];
+    const std::vector<double> a = quantized({rows.begin() + r * kDepth, rows.begin() + (r + 1) * kDepth}, scale_x);
+    for (std::int64_t k = 0; k < kDepth; ++k)
+      CHECK(xq.floats()[static_cast<std::size_t>(r * kDepth + k)] == a[static_cast<std::size_t>(k)]);
+    CHECK(*std::max_element(a.begin(), a.end()) <= 7);
+    for (std::int64_t c = 0; c < kColumns; ++c) {
+      const float scale_w = ws.floats()[static_cast<std::size_t>(c)];
+      const std::vector<double> b =
+          quantized({columns.begin() + c * kDepth, columns.begin() + (c + 1) * kDepth}, scale_w);
+      double sum = 0;
+      for (std::size_t k = 0; k < a.size(); ++k) sum += a[k] * b[k];
+      CHECK(y.floats()[static_cast<std::size_t>(r * kColumns + c)] ==
+            doctest::Approx(sum * scale_x * scale_w).epsilon(1e-6));
     }
-    if (deviation[0] < 0.3 || deviation[1] < 0.3) continue;
-    for (int of : {0, 1}) ups[of].push_back(up[of] / deviation[of]);
   }
-  CHECK(ups[0].size() > 100'000);
-  CHECK(testkit::dependence(ups[0]) == "");
-  CHECK(testkit::dependence(ups[1]) == "");
-  CHECK(testkit::dependence(ups[0], ups[1]) == "");
+}
+
+TEST_CASE("integers rounded stochastically are unbiased and independent, in rows and in columns") {
+  for (const std::string name : {"i8", "i4"}) {
+    CAPTURE(name);
+    constexpr std::int64_t kRows = 300, kColumns = 700;
+    const auto x = normal(DType::bf16, {kRows, kColumns}, 4);
+    PoisonedTensor q(DType::i8, {kRows, kColumns}), rows(DType::f32, {kRows});
+    PoisonedTensor t(DType::i8, {kColumns, kRows}), columns(DType::f32, {kColumns});
+    const Attributes stochastic{{"format", name}, {"stochastic", std::int64_t{1}}};
+    TestOp{"quantize_rows", {x.view()}, {q.view(), rows.view()}, stochastic}.run();
+    TestOp{"quantize_columns", {x.view()}, {t.view(), columns.view()}, stochastic}.run();
+    const std::vector<float> values = x.floats();
+    const std::vector<float> codes[2] = {q.floats(), transposed(t.floats(), kColumns, kRows)};
+    const std::vector<float> scales[2] = {rows.floats(), columns.floats()};
+    std::vector<double> ups[2];  // mean 0 and variance 1
+    for (std::int64_t i = 0; i < kRows * kColumns; ++i) {
+      const auto at = static_cast<std::size_t>(i);
+      double up[2], deviation[2];
+      for (int of : {0, 1}) {
+        const float scale = scales[of][of == 0 ? at / kColumns : at % kColumns];
+        const float code = codes[of][at], exact = values[at] * (1.0f / scale);
+        const double chance = double{exact} - std::floor(exact);
+        REQUIRE((code == std::floor(exact) || code == std::ceil(exact)));
+        deviation[of] = std::sqrt(chance * (1 - chance));
+        up[of] = code - exact;
+      }
+      if (deviation[0] < 0.3 || deviation[1] < 0.3) continue;
+      for (int of : {0, 1}) ups[of].push_back(up[of] / deviation[of]);
+    }
+    CHECK(ups[0].size() > 100'000);
+    CHECK(testkit::dependence(ups[0]) == "");
+    CHECK(testkit::dependence(ups[1]) == "");
+    CHECK(testkit::dependence(ups[0], ups[1]) == "");
+  }
 }
 
 TEST_CASE("i8 values rounded stochastically: equal values of a row differ, and a row has them wherever it stands") {

@@ -4,6 +4,7 @@
 // second recomputes the values, by tiles, and writes them quantized and transposed.
 
 #include "primitives/rows.cuh"
+#include "quantization/line_format.cuh"
 #include "quantization/tile_quantize.cuh"
 
 namespace quern::cuda {
@@ -18,6 +19,7 @@ struct LineArguments {
   std::int64_t rows = 0;
   int width = 0;  ///< of a part
   DType format = DType::i8;
+  float largest = 127;   ///< of integers
   int column_tiles = 0;  ///< of a part
 };
 
@@ -94,7 +96,8 @@ __global__ void __launch_bounds__(kLineThreads) row_codes_kernel(const LineArgum
     std::uint32_t amax = 0;
 #pragma unroll
     for (const float magnitude : unpack(most).at) amax = max(amax, __float_as_uint(magnitude));
-    const float scale = format_scale(team_max(__uint_as_float(min(amax, 0x7f800000u)), scratch), args.format);
+    const float scale =
+        line_scale(team_max(__uint_as_float(min(amax, 0x7f800000u)), scratch), args.format, args.largest);
     if (args.scale && threadIdx.x == 0 && columns > 0) args.scale[row] = scale;
     if (!args.q) continue;
     const float inverse = __fdiv_rn(1.0f, scale);
@@ -105,7 +108,7 @@ __global__ void __launch_bounds__(kLineThreads) row_codes_kernel(const LineArgum
         float eight[8];
         unpack_eight(values[e][part], eight);
         std::uint32_t words[2];
-        if constexpr (kStochastic) draw_integers(eight, inverse, part * width + column_of(e));
+        if constexpr (kStochastic) draw_integers(eight, inverse, args.largest, part * width + column_of(e));
         encode_codes(eight, args.format, kStochastic ? 1.0f : inverse, words);
         store_codes<kAccess>(args.q + (row * kParts + part) * width, column_of(e), columns, words);
       }
@@ -147,7 +150,7 @@ __global__ void __launch_bounds__(kTileThreads, kTileBlocks<Producer, T>)
   for (int i = static_cast<int>(threadIdx.x); i < kParts * kTileSide; i += kTileThreads) {
     const int part = i / kTileSide, column = tile_column + i % kTileSide;
     if (column >= width) continue;
-    const float scale = format_scale(__uint_as_float(args.column_amax[part * width + column]), args.format);
+    const float scale = line_scale(__uint_as_float(args.column_amax[part * width + column]), args.format, args.largest);
     inverse[part][i % kTileSide] = __fdiv_rn(1.0f, scale);
     if (args.t_scale && tile_row == 0) args.t_scale[part * width + column] = scale;
   }
@@ -171,8 +174,9 @@ __global__ void __launch_bounds__(kTileThreads, kTileBlocks<Producer, T>)
 #pragma unroll
         for (int i = 0; i < 8; ++i) {
           const float factor = inverse[part][local + i];
-          values[i] = kStochastic ? stochastic_integer(values[i], factor, static_cast<std::uint32_t>(first_row + r))
-                                  : values[i] * factor;
+          const auto place = static_cast<std::uint32_t>(first_row + r);
+          values[i] =
+              kStochastic ? bounded(stochastic_integer(values[i], factor, place), args.largest) : values[i] * factor;
         }
         std::uint32_t words[2];
         encode_codes(values, args.format, 1.0f, words);
@@ -227,7 +231,7 @@ LineKernels<Producer> load_lines(const OpInstance& op, std::int64_t width, int m
 inline void check_lines(OperandCheck& check, const OpInstance& op, std::size_t first, std::int64_t rows,
                         std::int64_t width, int parts) {
   const std::int64_t columns = parts * width;
-  const DType format = check_format(check, op);
+  const DType format = check_line_format(check, op).dtype;
   check.output(first, "q", {rows, columns}, format).output(first + 1, "scale", {rows}, DType::f32);
   check.output(first + 2, "t", {columns, rows}, format).output(first + 3, "t_scale", {columns}, DType::f32);
   check.that(width <= kLongestLine, "on cuda takes rows of up to 20480 elements");
@@ -243,7 +247,7 @@ Launch prepare_lines(const OpInstance& op, CudaContext& context, std::int64_t ro
                      Make make) {
   const auto vector = load_lines<Producer, Access::vector>(op, width, context.multiprocessors),
              scalar = load_lines<Producer, Access::scalar>(op, width, context.multiprocessors);
-  const DType format = *dtype_named(op.attributes.word("format"));
+  const QuantizedFormat format = line_format(op);
   const bool whole = width % 8 == 0 && rows % 16 == 0;
   return [=](std::span<const View> in, std::span<const View> out, const Exec& exec) {
     if (rows == 0) return;
@@ -257,7 +261,8 @@ Launch prepare_lines(const OpInstance& op, CudaContext& context, std::int64_t ro
                                        .column_amax = static_cast<std::uint32_t*>(exec.workspace),
                                        .rows = rows,
                                        .width = static_cast<int>(width),
-                                       .format = format,
+                                       .format = format.dtype,
+                                       .largest = format.largest,
                                        .column_tiles = static_cast<int>(ceil_divide(width, kTileSide))};
     bool aligned = whole && aligned_16({args.y, args.q, args.t});
     for (const View& input : in) aligned = aligned && aligned_16({input.data});

@@ -3,6 +3,7 @@
 // of blocks does not matter.
 
 #include "primitives/vector.cuh"
+#include "quantization/line_format.cuh"
 #include "quantization/observe.h"
 #include "quantization/quantize_ops.h"
 #include "quantization/quantize_plan.cuh"
@@ -78,12 +79,13 @@ struct ObserveArguments {
   int columns;
   ScaleLayout layout;
   DType format;
+  float largest;  ///< of the format
 };
 
 /// Blocks take rows in turn.
 template <class T, Access kAccess>
 __global__ void __launch_bounds__(kThreads) observe_kernel(const ObserveArguments args) {
-  const float zero_below = vanishing(args.format), largest = largest_code(args.format);
+  const float zero_below = vanishing(args.format), largest = args.largest;
   const float assumed = args.state ? args.state->assumed : 0;
   Seen seen = nothing();
   for (std::int64_t row = blockIdx.x; row < args.rows; row += gridDim.x) {
@@ -144,7 +146,8 @@ __global__ void __launch_bounds__(kThreads) observe_codes_kernel(const CodesArgu
 
 Launch prepare(const OpInstance& op, CudaContext& context) {
   const Matrix size = matrix_of(op, 0);
-  const DType type = op.inputs[0].dtype, format = *dtype_named(op.attributes.word("format"));
+  const DType type = op.inputs[0].dtype;
+  const QuantizedFormat format = *quantized_format_named(op.attributes.word("format"));
   const ScaleLayout layout = *scale_layout_named(op.attributes.word("layout"));
   const bool add = op.outputs[0].accumulate, delayed = op.inputs.size() > 2 && op.inputs[2].present;
   const bool whole = size.columns * static_cast<std::int64_t>(size_of(type)) % 16 == 0;
@@ -165,7 +168,8 @@ Launch prepare(const OpInstance& op, CudaContext& context) {
                                 .rows = size.rows,
                                 .columns = static_cast<int>(size.columns),
                                 .layout = layout,
-                                .format = format};
+                                .format = format.dtype,
+                                .largest = format.largest};
     if (!add) begin_observation(args.seen, stream_of(exec));
     if (blocks > 0) (whole && aligned_16({args.x}) ? vector : scalar).launch(blocks, stream_of(exec), args);
   };

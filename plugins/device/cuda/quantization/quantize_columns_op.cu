@@ -66,7 +66,8 @@ Kernels load(const OpInstance& op, CudaContext& context) {
 
 Launch prepare(const OpInstance& op, CudaContext& context) {
   const Matrix size = matrix_of(op, 0);
-  const DType type = op.inputs[0].dtype, format = *dtype_named(op.attributes.word("format"));
+  const DType type = op.inputs[0].dtype;
+  const QuantizedFormat format = line_format(op);
   const Kernels vector = load<Access::vector>(op, context), scalar = load<Access::scalar>(op, context);
   const bool whole = size.columns % 8 == 0 && size.rows % 16 == 0;
   const std::int64_t across = ceil_divide(size.columns * static_cast<std::int64_t>(size_of(type)), 16 * kLanes);
@@ -80,14 +81,15 @@ Launch prepare(const OpInstance& op, CudaContext& context) {
     QUERN_CUDA(cudaMemsetAsync(amax, 0, line_workspace(size.columns, 1), stream));
     const Kernels& kernels = whole && aligned_16({in[0].data, out[0].data}) ? vector : scalar;
     kernels.amax.launch(across * ceil_divide(size.rows, stretch), stream,
-                        {in[0].data, amax, size.rows, stretch, columns, static_cast<int>(across), format});
+                        {in[0].data, amax, size.rows, stretch, columns, static_cast<int>(across), format.dtype});
     LineArguments<Copy> args{.producer = {in[0].data},
                              .t = out[0].as<std::uint8_t>(),
                              .t_scale = out[1].as<float>(),
                              .column_amax = amax,
                              .rows = size.rows,
                              .width = columns,
-                             .format = format,
+                             .format = format.dtype,
+                             .largest = format.largest,
                              .column_tiles = static_cast<int>(ceil_divide(size.columns, kTileSide))};
     kernels.codes.launch(args.column_tiles * ceil_divide(size.rows, kTileSide), stream, args);
   };
@@ -96,7 +98,7 @@ Launch prepare(const OpInstance& op, CudaContext& context) {
 OpSupport query(const OpInstance& op, const CudaTraits&) {
   const auto [rows, columns] = matrix_of(op, 0);
   OperandCheck check(op, 1, 2);
-  const DType format = check_format(check, op);
+  const DType format = check_line_format(check, op).dtype;
   check.input(0, "x", extents_of(op, 0)).that(extents_of(op, 0).size() == 2, "needs a matrix x");
   check.output(0, "t", {columns, rows}, format).output(1, "scale", {columns}, DType::f32);
   return check.support(line_workspace(columns, 1));

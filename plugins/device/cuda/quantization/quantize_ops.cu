@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "primitives/rows.cuh"
+#include "quantization/line_format.cuh"
 #include "quantization/tile_quantize.cuh"
 
 namespace quern::cuda {
@@ -43,6 +44,7 @@ struct RowsArguments {
   std::int64_t rows;
   int columns;
   DType format;
+  float largest;  ///< of integers
 };
 
 /// Raises `amax` to what the values have.
@@ -58,7 +60,7 @@ template <class T, Access kAccess, bool kStochastic>
 __device__ __forceinline__ void write_codes(Floats<T> values, const RowsArguments& args, std::int64_t row,
                                             float inverse, int column, int columns) {
   std::uint32_t words[kPack<T> / 4];
-  if constexpr (kStochastic) draw_integers(values.at, inverse, column);
+  if constexpr (kStochastic) draw_integers(values.at, inverse, args.largest, column);
   encode_codes(values.at, args.format, kStochastic ? 1.0f : inverse, words);
   store_codes<kAccess>(args.q + row * args.columns, column, columns, words);
 }
@@ -76,7 +78,7 @@ __global__ void __launch_bounds__(kRowThreads<kPacks>) quantize_rows_kernel(cons
     float amax = 0;
 #pragma unroll
     for (int p = 0; p < kPacks; ++p) measure(unpack(x[p]).at, args.format, amax);
-    const float scale = format_scale(team_max(amax, scratch), args.format);
+    const float scale = line_scale(team_max(amax, scratch), args.format, args.largest);
     if (args.scale && threadIdx.x == 0 && columns > 0) args.scale[row] = scale;
     if (!args.q) continue;
     const float inverse = __fdiv_rn(1.0f, scale);
@@ -98,7 +100,7 @@ __global__ void __launch_bounds__(kLongRowThreads) quantize_long_rows_kernel(con
 #pragma unroll 4
     for (int column = first; column < args.columns; column += kStep)
       measure(unpack(load_pack<kAccess>(x, column, args.columns)).at, args.format, amax);
-    const float scale = format_scale(team_max(amax, scratch), args.format);
+    const float scale = line_scale(team_max(amax, scratch), args.format, args.largest);
     if (args.scale && threadIdx.x == 0) args.scale[row] = scale;
     if (!args.q) continue;
     const float inverse = __fdiv_rn(1.0f, scale);
@@ -128,7 +130,7 @@ RowKernels<RowsArguments> load_quantize_rows(const OpInstance& op, int multiproc
 
 Launch prepare_rows(const OpInstance& op, CudaContext& context) {
   const Matrix size = matrix_of(op, 0);
-  const DType format = *dtype_named(op.attributes.word("format"));
+  const QuantizedFormat format = line_format(op);
   const auto kernels = rounds_stochastically(op) ? load_quantize_rows<true>(op, context.multiprocessors)
                                                  : load_quantize_rows<false>(op, context.multiprocessors);
   return [=](std::span<const View> in, std::span<const View> out, const Exec& exec) {
@@ -138,7 +140,8 @@ Launch prepare_rows(const OpInstance& op, CudaContext& context) {
                        .scale = out[1].as<float>(),
                        .rows = size.rows,
                        .columns = static_cast<int>(size.columns),
-                       .format = format};
+                       .format = format.dtype,
+                       .largest = format.largest};
     const auto& kernel = kernels.pick({args.x, args.q});
     kernel.launch(kernel.persistent(ceil_divide(size.rows, kernels.teams)), stream_of(exec), args);
   };
@@ -147,7 +150,7 @@ Launch prepare_rows(const OpInstance& op, CudaContext& context) {
 OpSupport query_rows(const OpInstance& op, const CudaTraits&) {
   auto [rows, columns] = matrix_of(op, 0);
   OperandCheck check(op, 1, 2);
-  const DType format = check_format(check, op);
+  const DType format = check_line_format(check, op).dtype;
   check.input(0, "x", extents_of(op, 0)).that(extents_of(op, 0).size() == 2, "needs a matrix x");
   check.output(0, "q", {rows, columns}, format).output(1, "scale", {rows}, DType::f32);
   return check.support();

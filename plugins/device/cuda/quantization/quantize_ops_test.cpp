@@ -6,6 +6,7 @@
 
 #include "quern/block_scales.h"
 #include "quern/numeric.h"
+#include "quern/quantized_format.h"
 #include "quern/step_state.h"
 #include "quern/testkit/op_cases.h"
 #include "quern/testkit/op_launch.h"
@@ -214,12 +215,13 @@ PoisonedTensor special(DType t, const Extents& size) {
 
 /// "<producer>_quantize_rows_columns", or without a producer of x itself, gives the bits of its parts, whatever outputs
 /// are read: of the producer on the GPU and of quantized values on the CPU, which takes rows of any length.
-void compare_lines(const DevicePair& pair, const Producer& producer, DType format, bool stochastic) {
+void compare_lines(const DevicePair& pair, const Producer& producer, const std::string& name, bool stochastic) {
+  const DType format = quantized_format_named(name)->dtype;
   const bool alone = producer.kind.empty();
   const Extents size = alone ? producer.inputs[0].view().extents : producer.outputs[0].extents;
   const std::vector<Operand> made = {operand(format, size), operand(kF32, {size[0]}), operand(format, turned(size)),
                                      operand(kF32, {size[1]})};
-  Attributes attributes = format_of(format);
+  Attributes attributes{{"format", name}};
   if (stochastic) attributes.set("stochastic", std::int64_t{1});
   OpInstance fused{
       alone ? "quantize_rows_columns" : producer.kind + "_quantize_rows_columns", {}, producer.outputs, attributes, {}};
@@ -328,7 +330,7 @@ namespace {
 void compare_lines(const DevicePair& pair, const Extents& size, DType t) {
   CAPTURE(to_string(size));
   CAPTURE(std::string(name_of(t)));
-  for (auto [format, stochastic] : {std::pair{DType::i8, false}, {DType::i8, true}, {kE4m3, false}}) {
+  for (auto [format, stochastic] : {std::pair{"i8", false}, {"i8", true}, {"e4m3", false}, {"i4", true}}) {
     CAPTURE(stochastic);
     compare_lines(pair, {"", {special(t, size)}, {}, 0}, format, stochastic);
     if (t == kBf16)  // as all values with fused quantization are
