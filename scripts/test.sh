@@ -81,12 +81,20 @@ aside() { # log, command...
   set +m
   asides+=("$!")
 }
+# For the one that was begun last: its number may be another group's afterwards.
+await_aside() {
+  local group=${asides[-1]} result=0
+  wait "$group" || result=$?
+  unset 'asides[-1]'
+  return "$result"
+}
 end_asides() {
   local group
   for group in "${asides[@]}"; do kill -- "-$group" 2>/dev/null || true; done
 }
 trap end_asides EXIT
-trap 'exit 130' INT TERM
+trap 'exit 130' INT
+trap 'exit 143' TERM
 
 python_setup() {
   scripts/setup.sh python
@@ -101,20 +109,18 @@ stage setup
 mkdir -p build
 scripts/setup.sh packages # all that asks for root, before anything runs aside
 aside build/python_setup.log python_setup
-setting_up=$!
 stage build
 build release
 cmake --build --preset release --target cuda_other_architectures  # kernels compile for GPUs that this build is not for
 stage "rest of setup"
-wait "$setting_up" || { cat build/python_setup.log; exit 1; }
+await_aside || { cat build/python_setup.log; exit 1; }
 aside build/sanitize_build.log sanitize_build
-building=$!
 stage tests
 run_tests release
 stage "rest of the sanitize build"
 fuzzed=$PWD/build/sanitize/fuzz/ctest.xml
 rm -f "$fuzzed"
-if wait "$building"; then
+if await_aside; then
   stage "sanitized tests"
   run_tests sanitize -L untrusted
   stage fuzzing

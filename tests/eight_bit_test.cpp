@@ -23,10 +23,10 @@ const std::vector<Overrides> kRecipes = {
     {"precision.id=e4m3", "precision.e4m3.products=[\"output\"]", "precision.e4m3.transposed_weights=made"},
     {"precision.id=e5m2"},
     {"precision.id=int8"},
-    {"precision.id=int4"},
     {"precision.id=int8", "precision.int8.products=[\"output\", \"input_gradient\"]"},
     {"precision.id=e4m3", "precision.e4m3.activation_scaling=square", "precision.e4m3.gradient_scaling=square"},
     {"precision.id=e4m3", "precision.e4m3.activation_scaling=row", "precision.e4m3.gradient_scaling=square"},
+    {"precision.id=int4"},
 };
 
 Losses losses(const TinyFiles& files, const std::string& name, const Overrides& overrides) {

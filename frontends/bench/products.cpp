@@ -89,7 +89,8 @@ ProductsBenchResult run_products_bench(Device& device, const ProductsBenchOption
       }
   if (options.int4)
     result.left_out.emplace_back(
-        "int4: no device multiplies it; precision int4 has int8 matmuls (i8), low_bit multiplies dequantized bf16");
+        "int4: quern has no kernels that multiply it; precision int4 has int8 matmuls (i8), low_bit multiplies "
+        "dequantized bf16");
   options.print(products_by_size(result, device.traits()));
   options.print(products_table_end(result));
   return result;

@@ -32,7 +32,7 @@ struct StorePlace {
 
 /// Slots are bytes: offsets and sizes need no alignment. All methods except error() are called from one thread only. A
 /// read or write that fails is a fault: error() returns it from then on, streams continue, and outputs of failed gets
-/// are undefined. A call that throws because memory ran out can be repeated. Destroyed, a store leaves nothing behind.
+/// are undefined. A call that throws because memory ran out can be repeated. The destructor waits, and leaves nothing.
 class OffloadStore {
  public:
   virtual ~OffloadStore() = default;

@@ -281,7 +281,7 @@ std::string compared(const Subject& subject, const Observer& observer, const std
 
 void check_expected(Report& report, const Subject& subject) {
   if (subject.options.expected.empty()) return;
-  report.contract("expected values", [&]() -> std::string {
+  report.needed("expected values", [&]() -> std::string {
     const Observer observer = observer_of(subject.factory.kind);
     const std::string name = subject.factory.kind + "/" + subject.factory.id;
     if (!observer.observe) throw Skipped{"the kit observes nothing of a " + subject.factory.kind};

@@ -1,5 +1,6 @@
 #include "conformance/late_work.h"
 
+#include <algorithm>
 #include <chrono>
 #include <condition_variable>
 #include <mutex>

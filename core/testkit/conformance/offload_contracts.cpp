@@ -178,11 +178,11 @@ class InStep final : public testkit::ForwardingDevice {
     ForwardingDevice::copy(to, from, bytes, stream);
     const std::size_t own = stream.handle == lanes_[1].handle;
     if (!in_step_ || (own == 0 && stream.handle != lanes_[0].handle)) return;
-    auto meet = [this, own] {
-      std::unique_lock guard(lock_);
-      const int count = ++done_[own];
-      copied_.notify_all();
-      copied_.wait_for(guard, std::chrono::milliseconds(250), [&] { return done_[1 - own] >= count; });
+    auto meet = [shared = shared_, own] {
+      std::unique_lock guard(shared->lock);
+      const int count = ++shared->done[own];
+      shared->copied.notify_all();
+      shared->copied.wait_for(guard, std::chrono::milliseconds(250), [&] { return shared->done[1 - own] >= count; });
     };
     call(meet, stream);
   }
@@ -192,9 +192,12 @@ class InStep final : public testkit::ForwardingDevice {
  private:
   bool in_step_ = false;
   Stream lanes_[2] = {};
-  std::mutex lock_;
-  std::condition_variable copied_;
-  int done_[2] = {0, 0};
+  struct Shared {  // with the streams, which may outlive the device
+    std::mutex lock;
+    std::condition_variable copied;
+    int done[2] = {0, 0};
+  };
+  std::shared_ptr<Shared> shared_ = std::make_shared<Shared>();
 };
 
 /// Two streams that put and get in slots of their own, both at work all the time.

@@ -206,7 +206,8 @@ std::set<int> open_files() {
     std::error_code gone;
     const std::string path = std::filesystem::read_symlink(entry.path(), gone);
     struct stat status {};
-    if (gone || path.starts_with("/memfd:") || ::stat(entry.path().c_str(), &status) != 0) continue;
+    if (gone || path.starts_with("/memfd:") || path.starts_with("/proc/") || ::stat(entry.path().c_str(), &status) != 0)
+      continue;
     if (S_ISREG(status.st_mode)) files.insert(std::stoi(entry.path().filename()));
   }
   return files;
@@ -216,8 +217,9 @@ std::set<int> open_files() {
 std::string failed_reads(const Subject& subject) {
   int replaced = 0;
   for (const int rights : {O_WRONLY, O_RDWR}) {
+    std::unique_ptr<Device> device = open_device(subject.host, subject.options);
     const std::set<int> before = open_files();
-    OpenedStore opened(subject);
+    OpenedStore opened(subject, std::move(device));
     const OffloadSlot slot = opened.store->reserve(kFaultBytes);
     const Bytes want = pattern(kFaultBytes, 1);
     opened.put(slot, 0, want);

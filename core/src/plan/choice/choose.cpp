@@ -373,7 +373,8 @@ class Search {
     const PlanTest holds = [this](const Plan& plan) { return limits_.hold(plan); };
     Candidate candidate{.form = &form, .options = options, .choice = trials_.named(form, options, holds)};
     candidate.named_bytes = candidate.choice.plan.device_total();
-    if (!holds(candidate.choice.plan)) candidate.choice = trials_.within(form, options, limits_);
+    const bool recomputes_more = !holds(candidate.choice.plan);
+    if (recomputes_more) candidate.choice = trials_.within(form, options, limits_);
     candidate.tried = true;
     settle(candidate);
     Plan& plan = candidate.choice.plan;
@@ -386,7 +387,8 @@ class Search {
     if (tried.seconds >= best.plan.seconds_per_step) return tried;
     plan.decisions = std::move(best.plan.decisions);
     std::erase_if(plan.decisions, [](const Decision& decision) { return decision.key == kRecomputeKey; });
-    decide_recompute(plan.decisions, candidate);
+    if (recomputes_more)
+      plan.decisions.push_back(recompute_decision(options_, candidate.choice.recompute, candidate.named_bytes));
     best = std::move(candidate.choice);
     return tried;
   }

@@ -3,8 +3,8 @@
 // the outermost.
 //
 //   parallel.zero          every stage
-//   train.micro_batch      divisors of a step's sequences, from large to small, up to the second in a row that is
-//   slower train.loss_chunk       where logits take more memory than layers: kSmallChunk; at the end some others
+//   train.micro_batch      divisors of a step's sequences, from large to small, up to the second slower one in a row
+//   train.loss_chunk       where logits take more memory than layers: kSmallChunk; at the end some others
 //   precision's "auto"     every form of the backend
 //   memory.master, ...     all of a kind on the device or in the first store: every combination that bounds leave; then
 //                          one kind at a time shares of its layers, and other stores for the optimizer's state
