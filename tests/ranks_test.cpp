@@ -13,7 +13,7 @@
 
 #include <doctest/doctest.h>
 
-#include "conformance/rank_processes.h"
+#include "conformance/communicator/rank_processes.h"
 #include "end_to_end.h"
 #include "quern/run.h"
 #include "ranks/rank_group.h"

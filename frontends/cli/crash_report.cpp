@@ -12,7 +12,7 @@
 #include <cstring>
 #include <string>
 
-#include "conformance/plugin_heap.h"
+#include "conformance/harness/plugin_heap.h"
 #include "launch/local_ranks.h"
 #include "plugin/plugin_file.h"
 

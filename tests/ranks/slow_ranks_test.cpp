@@ -15,7 +15,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "conformance/rank_processes.h"
+#include "conformance/communicator/rank_processes.h"
 #include "quern/run.h"
 #include "rank_group.h"
 #include "test_paths.h"

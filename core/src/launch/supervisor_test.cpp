@@ -12,7 +12,7 @@
 #include <functional>
 
 #include "base/files/test_directory.h"
-#include "conformance/rank_processes.h"
+#include "conformance/communicator/rank_processes.h"
 #include "launch/local_ranks.h"
 #include "launch/rank_place.h"
 

@@ -5,8 +5,8 @@
 #include <optional>
 
 #include "conformance/contracts.h"
-#include "conformance/expected_values.h"
-#include "conformance/plugin_heap.h"
+#include "conformance/expected/expected_values.h"
+#include "conformance/harness/plugin_heap.h"
 
 namespace quern::conformance {
 

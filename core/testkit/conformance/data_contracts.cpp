@@ -3,7 +3,7 @@
 #include <set>
 
 #include "conformance/contracts.h"
-#include "conformance/growth.h"
+#include "conformance/harness/growth.h"
 #include "quern/data_source.h"
 
 namespace quern::conformance {

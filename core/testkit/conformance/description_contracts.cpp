@@ -3,7 +3,7 @@
 
 #include "config/resolve.h"
 #include "conformance/contracts.h"
-#include "conformance/growth.h"
+#include "conformance/harness/growth.h"
 #include "plugin/plugin_file.h"
 
 namespace quern::conformance {

@@ -16,7 +16,7 @@
 
 #include "base/files/test_directory.h"
 #include "conformance/contracts.h"
-#include "conformance/growth.h"
+#include "conformance/harness/growth.h"
 
 namespace quern::conformance {
 

@@ -15,7 +15,7 @@
 
 #include "base/clock.h"
 #include "base/files/test_directory.h"
-#include "conformance/rank_processes.h"
+#include "conformance/communicator/rank_processes.h"
 #include "launch/rendezvous/rank_rendezvous.h"
 #include "quern/error.h"
 
