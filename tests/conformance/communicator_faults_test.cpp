@@ -56,3 +56,9 @@ TEST_CASE("a communicator that says nothing of calls that differ or that a peer 
              finding.detail.find("got nothing") != std::string::npos;
     }));
 }
+
+TEST_CASE("a communicator whose waits end by abort alone") {
+  const Report report = checked("communicator", "watched", {"a rank that", "a call that"});
+  CAPTURE(report.text());
+  check_sound(report);
+}

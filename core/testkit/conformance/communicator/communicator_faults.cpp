@@ -16,7 +16,7 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 constexpr int kCulprit = 1;
-constexpr double kPatience = 100;  // time-out of groups that must not have to wait for it, s
+constexpr double kPatience = 100;  // time-out of groups that need not wait for it, s
 constexpr std::int64_t kCount = 1000;
 
 /// A group in which something goes wrong, and its times in seconds.
@@ -39,6 +39,8 @@ struct Setting {
     soon = starts_fast ? 20 : 40;
   }
   double limit() const { return 2 * soon; }
+  /// Of groups that detect by themselves that a rank ended. A watchdog calls abort() after it in any case.
+  double not_waited_for(double given) const { return watched ? given : kPatience; }
 };
 
 void sleep(double seconds) { std::this_thread::sleep_for(std::chrono::duration<double>(seconds)); }
@@ -215,16 +217,16 @@ std::string stopped(const Setting& setting, double timeout) {
   });
 }
 
-std::string killed(const Setting& setting, double) {
-  return named(setting, kPatience, [](Member&) -> std::string {
+std::string killed(const Setting& setting, double timeout) {
+  return named(setting, setting.not_waited_for(timeout), [](Member&) -> std::string {
     sleep(0.1);  // until the others wait
     ::raise(SIGKILL);
     return "";
   });
 }
 
-std::string aborted(const Setting& setting, double) {
-  return named(setting, kPatience, [&](Member& member) -> std::string {
+std::string aborted(const Setting& setting, double timeout) {
+  return named(setting, setting.not_waited_for(timeout), [&](Member& member) -> std::string {
     Communicator& communicator = member.communicator();
     std::jthread other([&communicator] {
       sleep(0.1);
