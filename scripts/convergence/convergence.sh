@@ -142,7 +142,7 @@ case $experiment in
       "$low.weights=int8,precision.low_bit.activations=int8_stochastic" \
       "$low.weights=int8,optimizer.master=none" \
       "$low.weights=int8,precision.low_bit.activations=int8,precision.low_bit.gradients=int8,optimizer.master=none" \
-      precision.id=int4 precision.id=int4,precision.int4.gradient_rounding=stochastic "$low.weights=int4" "$low.weights=ternary,precision.low_bit.activations=int8"; do
+      precision.id=int4 "$low.weights=int4" "$low.weights=ternary,precision.low_bit.activations=int8"; do
       arms[low-bit]+=" $precision,optimizer.learning_rate=$adamw"
     done
     settings[low-bit]="optimizer.master=fp32"

@@ -75,7 +75,7 @@ class ConvergenceTest(FolderTestCase):
     def test_every_arm_is_trained_and_judged(self):
         bands = self.folder / "bands.toml"
         bands.write_text('"*" = [-20, 20]\n')
-        for experiment, arms in (("--optimizers", 9), ("--low-bit", 10)):
+        for experiment, arms in (("--optimizers", 9), ("--low-bit", 9)):
             with self.subTest(experiment=experiment):
                 out = self.folder / experiment
                 words = ["--bands", bands, "--out", out, "--repeat", "2", "--jobs", "2", "--set", "train.eval_every=1"]

@@ -5,7 +5,7 @@
 
 using namespace quern;
 
-TEST_CASE("int4: every matmul multiplies int8 values of at most 4 bits, with a scale for each row along k") {
+TEST_CASE("int4: every matmul multiplies int8 values of at most 4 bits with row scales; gradients round by chance") {
   const auto precision = testkit::plugin_under_test<PrecisionBackend>("int4", {});
   CHECK(precision->traits().matmul == DType::i8);
   const testkit::RecordedLowering lowering = testkit::lowered_linear(*precision);
@@ -18,5 +18,7 @@ TEST_CASE("int4: every matmul multiplies int8 values of at most 4 bits, with a s
   for (const Op& op : lowering.emitted) {
     CHECK(op.attributes.word("format") == "i4");
     CHECK((op.kind == "quantize_rows" || op.kind == "quantize_columns"));
+    const bool gradient = op.inputs[0] == 4;
+    CHECK(op.attributes.integer_or("stochastic", 0) == (gradient ? 1 : 0));
   }
 }

@@ -39,17 +39,6 @@ void check_products(const char* option, const std::vector<std::string>& list) {
 
 }  // namespace
 
-OptionTable<IntegerOptions> integer_options() {
-  OptionTable<IntegerOptions> table;
-  add_products_option(table);
-  table
-      .add("gradient_rounding", &RecipeOptions::gradient_rounding,
-           "rounding of gradients; stochastic has no bias, and its random bits depend on the value and its index, so "
-           "runs repeat bit for bit")
-      .one_of({"nearest", "stochastic"});
-  return table;
-}
-
 Recipe::Recipe(const Formats& formats, RecipeOptions options) : formats_(formats), options_(std::move(options)) {
   check_products("products", options_.products);
   check_products("fast_accumulation", options_.fast_accumulation);

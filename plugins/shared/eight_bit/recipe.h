@@ -50,7 +50,18 @@ struct IntegerOptions : RecipeOptions {
     head = "bf16";
   }
 };
-OptionTable<IntegerOptions> integer_options();
+
+template <class T = IntegerOptions>
+OptionTable<T> integer_options() {
+  OptionTable<T> table;
+  add_products_option(table);
+  table
+      .add("gradient_rounding", &RecipeOptions::gradient_rounding,
+           "rounding of gradients; stochastic has no bias, and its random bits depend on the value and its index, so "
+           "runs repeat bit for bit")
+      .one_of({"nearest", "stochastic"});
+  return table;
+}
 
 /// Adds the options of the floating-point formats.
 template <class T>

@@ -31,7 +31,7 @@ class Watched final : public MemcpyWith {
   }
 
  private:
-  /// After a fault of what is before it in the stream.
+  /// After a fault of the work before it in the stream.
   void wait_for_abort(Stream stream) {
     auto work = [this] {
       while (error() && !aborted_) std::this_thread::sleep_for(std::chrono::milliseconds(1));
