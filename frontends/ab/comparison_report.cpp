@@ -36,7 +36,7 @@ std::string from_to(const std::string& low, const std::string& high) {
   return low == kAbsent ? low : low + " to " + high;
 }
 
-std::string bytes(std::int64_t count) { return count > 0 ? format_bytes(static_cast<double>(count)) : kAbsent; }
+std::string bytes(std::int64_t count) { return count > 0 ? format_bytes(count) : kAbsent; }
 
 std::string first_steps(const ArmFigures& figures) {
   std::set<std::int64_t> steps;

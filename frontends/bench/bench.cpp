@@ -72,7 +72,7 @@ void add_launch_times(BenchResult& result, const RunTimes& times, const Plan& pl
     for (std::size_t i = 0; i < times.at(run).size(); ++i) {
       const Action& action = plan.schedules[run].actions[i];
       if (action.kind != ActionKind::launch) continue;
-      const Task& task = plan.schedules.tasks[static_cast<std::size_t>(action.task)];
+      const Task& task = plan.schedules.task_of(action);
       const double seconds = times.at(run)[i].end - times.at(run)[i].begin;
       const std::string& name = update ? task.instance.kind : task.name;
       OpTime& op = ops[name + (update ? "u" : "")];
@@ -109,7 +109,7 @@ std::map<DType, double> training_work(const Plan& plan) {
   const double share = 1.0 / static_cast<double>(plan.options.geometry.tokens());
   for (const Action& action : plan.schedules[Run::later].actions) {
     if (action.kind != ActionKind::launch) continue;
-    const Task& task = plan.schedules.tasks[static_cast<std::size_t>(action.task)];
+    const Task& task = plan.schedules.task_of(action);
     if (!task.cost.tensor_core || task.phase == Phase::recompute) continue;
     work[task.cost.format] += share * (task.cost.flops - task.cost.repeated_flops);
   }

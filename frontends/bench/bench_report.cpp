@@ -93,8 +93,7 @@ std::string bench_table(const BenchResult& result, const DeviceTraits& device) {
       "whole steps: {} tok/s (from {} to {}), SOL {:.1f}%{}, MFU {:.1f}%, device memory {}\n"
       "start to first step {}\n",
       format_count(result.tokens_per_second), format_count(result.slowest), format_count(result.fastest),
-      100 * result.sol, of_measured, 100 * result.mfu, format_bytes(static_cast<double>(result.device_bytes)),
-      result.start.text());
+      100 * result.sol, of_measured, 100 * result.mfu, format_bytes(result.device_bytes), result.start.text());
   return text;
 }
 

@@ -15,7 +15,7 @@ std::string comm_table_head(const CommBenchResult& result, const DeviceTraits& d
 std::string comm_table_line(const CommBenchResult& result, const CollectiveTime& time) {
   const std::string share =
       result.link_rate > 0 ? fmt::format("{:>9.0f}%", 100 * time.bus_rate / result.link_rate) : std::string();
-  return fmt::format("{:<16}{:>12}{:>12}{:>12.4g}{}\n", time.collective, format_bytes(static_cast<double>(time.bytes)),
+  return fmt::format("{:<16}{:>12}{:>12}{:>12.4g}{}\n", time.collective, format_bytes(time.bytes),
                      fmt::format("{:.1f} us", 1e6 * time.seconds), time.bus_rate / 1e9, share);
 }
 

@@ -72,11 +72,10 @@ void print(const Checkpoint& checkpoint, const CheckpointSummary& summary, bool 
   for (bool first = true; const auto& [name, kind] : summary.kinds)
     print_line(std::exchange(first, false) ? "tensors" : "",
                fmt::format("{:<12}{:>6} of {:>8} elements, {:>9}, {}", name, kind.tensors,
-                           format_count(static_cast<double>(kind.elements)),
-                           format_bytes(static_cast<double>(kind.bytes)), kind.types));
+                           format_count(static_cast<double>(kind.elements)), format_bytes(kind.bytes), kind.types));
   for (bool first = true; const CheckpointSummary::File& file : summary.files)
     print_line(std::exchange(first, false) ? "files" : "",
-               file.name + ", " + format_bytes(static_cast<double>(file.bytes)) + ", xxh3 " + file.checksum);
+               file.name + ", " + format_bytes(file.bytes) + ", xxh3 " + file.checksum);
   for (const std::string& name : summary.strangers) print_line("not of it", name);
   for (bool first = true; const LibraryIdentity& library : meta.libraries)
     print_line(std::exchange(first, false) ? "compared" : "",

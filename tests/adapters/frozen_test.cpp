@@ -41,8 +41,7 @@ std::size_t ops_of(const Plan& plan, Run run, const std::string& kind) {
   const RunSchedule& schedule = plan.schedules[run];
   return static_cast<std::size_t>(
       std::count_if(schedule.actions.begin(), schedule.actions.end(), [&](const Action& action) {
-        return action.task >= 0 &&
-               plan.schedules.tasks[static_cast<std::size_t>(action.task)].instance.kind.starts_with(kind);
+        return action.task >= 0 && plan.schedules.task_of(action).instance.kind.starts_with(kind);
       }));
 }
 

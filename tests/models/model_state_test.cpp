@@ -8,7 +8,7 @@
 
 #include "base/files/test_directory.h"
 #include "checkpoint/saved_state.h"
-#include "plan/schedule/schedule.h"
+#include "plan/schedule.h"
 #include "quern/testkit/refusal.h"
 #include "training_fixture.h"
 
@@ -197,8 +197,7 @@ TEST_CASE("ranks add up what a state advances by before it advances, and reprodu
     std::vector<std::string> sums;
     std::size_t advanced = 0;
     for (const Action& action : plan.schedules[Run::update].actions) {
-      const std::string kind =
-          action.task < 0 ? "" : plan.schedules.tasks[static_cast<std::size_t>(action.task)].instance.kind;
+      const std::string kind = action.task < 0 ? "" : plan.schedules.task_of(action).instance.kind;
       if (action.kind == ActionKind::collective && kind == "all_reduce")
         for (const Access& read : plan.schedules[Run::update].reads(action))
           sums.push_back(plan.schedules.values[static_cast<std::size_t>(read.value)]);

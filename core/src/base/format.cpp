@@ -44,8 +44,8 @@ std::string pair_of(std::int64_t high, char high_unit, std::int64_t low, char lo
 
 std::string format_count(double value) { return with_unit<5>(value, 1000, {"", "k", "M", "B", "T"}, 2); }
 
-std::string format_bytes(double bytes) {
-  return with_unit<6>(bytes, 1024, {" B", " KiB", " MiB", " GiB", " TiB", " PiB"}, 1);
+std::string format_bytes(std::int64_t bytes) {
+  return with_unit<6>(static_cast<double>(bytes), 1024, {" B", " KiB", " MiB", " GiB", " TiB", " PiB"}, 1);
 }
 
 std::string format_duration(double seconds) {

@@ -34,9 +34,9 @@ TEST_CASE("bytes") {
   CHECK(format_bytes(0) == "0 B");
   CHECK(format_bytes(1023) == "1023 B");
   CHECK(format_bytes(1024) == "1.0 KiB");
-  CHECK(format_bytes(1.5 * (1 << 30)) == "1.5 GiB");
-  CHECK(format_bytes(1023.6 * 1024) == "1.0 MiB");
-  CHECK(format_bytes(640.0 * (1 << 20)) == "640 MiB");
+  CHECK(format_bytes(std::int64_t{3} << 29) == "1.5 GiB");
+  CHECK(format_bytes(1048166) == "1.0 MiB");
+  CHECK(format_bytes(640 << 20) == "640 MiB");
 }
 
 TEST_CASE("durations round up into the next unit and never show sixty of one") {

@@ -1,6 +1,5 @@
 #include "engine/engine.h"
 
-#include <algorithm>
 #include <cstring>
 #include <utility>
 
@@ -9,7 +8,6 @@
 #include "engine/progress.h"
 #include "program/names.h"
 #include "quern/error.h"
-#include "quern/numeric.h"
 
 namespace quern {
 
@@ -111,7 +109,7 @@ void Engine::act(const RunSchedule& schedule, BoundRun& bound, std::size_t index
   const Bound& made = bound.actions[index];
   switch (action.kind) {
     case ActionKind::launch: {
-      Range range(device_, plan_.schedules.tasks[static_cast<std::size_t>(action.task)].name.c_str());
+      Range range(device_, plan_.schedules.task_of(action).name.c_str());
       return made.kernel->launch(made.inputs, made.outputs, {stream(action.lane), made.workspace});
     }
     case ActionKind::copy: {
@@ -123,8 +121,7 @@ void Engine::act(const RunSchedule& schedule, BoundRun& bound, std::size_t index
       const Place& to = schedule.writes(action)[0].place;
       return device_.fill(address(to), action.byte, static_cast<std::size_t>(to.bytes), stream(action.lane));
     }
-    case ActionKind::collective:
-      return collect(plan_.schedules.tasks[static_cast<std::size_t>(action.task)], made, stream(action.lane));
+    case ActionKind::collective: return collect(plan_.schedules.task_of(action), made, stream(action.lane));
     case ActionKind::record:
       return device_.record(bound.events[static_cast<std::size_t>(action.event)], stream(action.lane));
     case ActionKind::wait:
@@ -174,11 +171,7 @@ void Engine::upload(const Batch& batch, const StepState& state) {
   ++on_their_way_;
   slot_ = staging_ + next_slot_ * plan_.staging_slot_bytes;
   next_slot_ = (next_slot_ + 1) % plan_.options.uploads;
-  run(Run::upload, [&] { fill_slot(batch, state); });
-}
-
-void Engine::fill_slot(const Batch& batch, const StepState& state) {
-  std::memcpy(put_inputs(plan_, batch, slot_), &state, sizeof state);
+  run(Run::upload, [&] { std::memcpy(put_inputs(plan_, batch, slot_), &state, sizeof state); });
 }
 
 // ---- steps ----
@@ -353,17 +346,7 @@ std::vector<float> Engine::logits(const Batch& batch) {
   need_applied();
   upload(batch, {});
   run(Run::logits);
-  const PlannedTensor& tensor = plan_.tensor({names::kLogits});
-  std::vector<std::uint16_t> narrow;
-  std::vector<float> values(static_cast<std::size_t>(element_count(tensor.extents)));
-  if (tensor.dtype == DType::f32) {
-    read(tensor, values.data());
-    return values;
-  }
-  narrow.resize(values.size());
-  read(tensor, narrow.data());
-  std::transform(narrow.begin(), narrow.end(), values.begin(), bf16_to_float);
-  return values;
+  return read_floats(plan_.tensor({names::kLogits}));
 }
 
 std::vector<float> Engine::next_logits(const Batch& batch, const std::vector<std::int32_t>& rows) {
@@ -376,10 +359,7 @@ std::vector<float> Engine::next_logits(const Batch& batch, const std::vector<std
   upload(batch, {});
   write(plan_.tensor({names::kRows}), rows.data());
   run(Run::next_logits);
-  const PlannedTensor& tensor = plan_.tensor({names::kNextLogits});
-  std::vector<float> values(static_cast<std::size_t>(element_count(tensor.extents)));
-  read(tensor, values.data());
-  return values;
+  return read_floats(plan_.tensor({names::kNextLogits}));
 }
 
 }  // namespace quern

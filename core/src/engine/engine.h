@@ -174,6 +174,8 @@ class Engine {
   void get(const Place& stored, std::byte* to, Stream stream);
   void move(const Place& place, std::byte* to, const std::byte* from);
   void read_shards(const PlannedTensor& tensor, std::int64_t first, std::int64_t count, std::byte* host);
+  std::vector<float> read_floats(const PlannedTensor& tensor);
+  void copy_out(const PlannedTensor& tensor, std::int64_t first, std::int64_t count, std::byte* host);
   void run(const Run& run, const std::function<void()>& host = {});
   void run_segment(const RunSchedule& schedule, BoundRun& bound, Segment& segment, const std::function<void()>& host);
   void act(const RunSchedule& schedule, BoundRun& bound, std::size_t index, const std::function<void()>& host);
@@ -188,7 +190,6 @@ class Engine {
   void collect(const Task& task, const Bound& bound, Stream stream);
   void call_communicator(const Task& task, const Bound& bound, Stream stream);
   void upload(const Batch& batch, const StepState& state);
-  void fill_slot(const Batch& batch, const StepState& state);
 
   Device& device_;
   Plan plan_;

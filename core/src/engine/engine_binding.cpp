@@ -80,7 +80,7 @@ void Engine::bind(const RunSchedule& schedule) {
   for (const Action& action : schedule.actions) {
     Bound made;
     if (action.task >= 0) {
-      const OpInstance& instance = plan_.schedules.tasks[static_cast<std::size_t>(action.task)].instance;
+      const OpInstance& instance = plan_.schedules.task_of(action).instance;
       for (std::size_t i = 0; i < instance.inputs.size(); ++i)
         made.inputs.push_back(view_of(schedule.reads(action)[i], instance.inputs[i]));
       for (std::size_t o = 0; o < instance.outputs.size(); ++o)
@@ -119,7 +119,7 @@ void Engine::mark_collectives(const RunSchedule& schedule, BoundRun& bound) {
 }
 
 void Engine::bind_collective(const Action& action, Bound& bound) const {
-  const Attributes& attributes = plan_.schedules.tasks[static_cast<std::size_t>(action.task)].instance.attributes;
+  const Attributes& attributes = plan_.schedules.task_of(action).instance.attributes;
   if (attributes.has("counts"))
     for (double count : attributes.list("counts")) bound.counts.push_back(static_cast<std::int64_t>(count));
   else

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "engine/engine.h"
+#include "engine/host_tensor.h"
 #include "engine/progress.h"
 #include "quern/error.h"
 
@@ -80,12 +81,14 @@ void Engine::write(const PlannedTensor& tensor, std::int64_t first, std::int64_t
   check_stores();
 }
 
-void Engine::read(const PlannedTensor& tensor, std::int64_t first, std::int64_t count, void* host) {
+void Engine::copy_out(const PlannedTensor& tensor, std::int64_t first, std::int64_t count, std::byte* host) {
   need_applied(tensor);
-  auto* to = static_cast<std::byte*>(host);
-  if (!tensor.whole.empty()) return read_shards(tensor, first, count, to);
-  if (!host) return;
-  move(part_of(tensor.place(), tensor.dtype, first, count), to, nullptr);
+  if (!tensor.whole.empty()) return read_shards(tensor, first, count, host);
+  if (host) move(part_of(tensor.place(), tensor.dtype, first, count), host, nullptr);
+}
+
+void Engine::read(const PlannedTensor& tensor, std::int64_t first, std::int64_t count, void* host) {
+  copy_out(tensor, first, count, static_cast<std::byte*>(host));
   device_.synchronize(compute_);
   check_stores();
 }
@@ -146,16 +149,23 @@ void Engine::read_shards(const PlannedTensor& tensor, std::int64_t first, std::i
 
 void Engine::read(const std::vector<PlannedTensor>& tensors, std::byte* host) {
   for (const PlannedTensor& tensor : tensors) {
-    need_applied(tensor);
-    const std::int64_t count = element_count(tensor.whole_extents());
-    if (tensor.whole.empty())
-      move(tensor.place(), host, nullptr);
-    else
-      read_shards(tensor, 0, count, host);
+    copy_out(tensor, 0, element_count(tensor.whole_extents()), host);
     host += byte_count(tensor.whole_extents(), tensor.dtype);
   }
   device_.synchronize(compute_);
   check_stores();
+}
+
+std::vector<float> Engine::read_floats(const PlannedTensor& tensor) {
+  std::vector<float> values(static_cast<std::size_t>(element_count(tensor.extents)));
+  if (tensor.dtype == DType::f32) {
+    read(tensor, values.data());
+    return values;
+  }
+  std::vector<std::byte> stored(static_cast<std::size_t>(tensor.bytes()));
+  read(tensor, stored.data());
+  decode(stored.data(), tensor.dtype, values);
+  return values;
 }
 
 }  // namespace quern

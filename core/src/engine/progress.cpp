@@ -41,7 +41,7 @@ Progress::Progress(Device& device, const ScheduleSet& schedules) : device_(&devi
     Names& names = runs_[&schedule] = {schedule.name, {}};
     for (const Action& action : schedule.actions)
       if (action.kind == ActionKind::collective)
-        names.collectives.push_back(name_of(schedules.tasks[static_cast<std::size_t>(action.task)], action));
+        names.collectives.push_back(name_of(schedules.task_of(action), action));
   }
   runs_[nullptr] = {"read", {"all_gather of a tensor that is read"}};
   try {

@@ -5,6 +5,7 @@
 
 #include "plan/reserve.h"
 #include "plan/schedule/make_schedules.h"
+#include "plan/schedule/residency.h"
 #include "plan/schedule/run_memory.h"
 #include "program/names.h"
 #include "quern/step_state.h"

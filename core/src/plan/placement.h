@@ -45,6 +45,8 @@ struct StatePlacement {
   Placement master, moments;  ///< sharded alike: one rank updates both
   Placement gradients, weights;
   Placement activations;  ///< saved for the backward pass; never sharded
+  /// Whether each rank has rows of matrices' masters and optimizer states.
+  bool shards() const { return ranks > 1 && master.sharding == Sharding::ranks; }
 };
 
 /// Pieces of a matrix whose squares are summed apart where `in_tree`; shards are of whole ones.

@@ -40,7 +40,7 @@ const Placement& placement_of(TensorOwner owner, const StatePlacement& state) {
 }
 
 std::string Plan::whole_on_ranks() const {
-  if (options.state.ranks == 1 || options.state.master.sharding != Sharding::ranks) return "";
+  if (!options.state.shards()) return "";
   std::map<std::string, std::vector<std::string>> names;  // by op
   for (const ParameterPlan& parameter : parameters)
     if (parameter.spec.trainable && parameter.spec.extents.size() > 1 && !parameter.update.splits())
@@ -66,27 +66,21 @@ int uploads_for(std::int64_t micro_batches) {
   return static_cast<int>(std::min(micro_batches + 1, kMost));
 }
 
-std::int64_t Plan::host_bytes() const {
-  std::int64_t bytes = checked_sum(pinned_bytes, snapshot_bytes);
+std::int64_t Plan::stored_bytes(bool in_host_memory) const {
+  std::int64_t bytes = 0;
   for (const StorePlan& store : stores)
-    if (store.in_host_memory) bytes = checked_sum(bytes, store.bytes);
+    if (store.in_host_memory == in_host_memory) bytes = checked_sum(bytes, store.bytes);
   return bytes;
 }
 
-std::int64_t Plan::disk_bytes() const {
-  std::int64_t bytes = 0;
-  for (const StorePlan& store : stores)
-    if (!store.in_host_memory) bytes = checked_sum(bytes, store.bytes);
-  return bytes;
+std::int64_t Plan::host_bytes() const {
+  return checked_sum(checked_sum(pinned_bytes, snapshot_bytes), stored_bytes(true));
 }
 
 std::vector<PlannedTensor> training_state(const Plan& plan) {
   std::vector<PlannedTensor> state;
-  for (const PlannedTensor& tensor : plan.tensors) {
-    const TensorOwner owner = tensor.owner;
-    if (owner == TensorOwner::master || owner == TensorOwner::optimizer || owner == TensorOwner::precision)
-      state.push_back(tensor);
-  }
+  for (const PlannedTensor& tensor : plan.tensors)
+    if (tensor.is_training_state()) state.push_back(tensor);
   return state;
 }
 

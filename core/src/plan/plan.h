@@ -14,8 +14,7 @@
 
 #include "optimizer/update_traits.h"
 #include "plan/placement.h"
-#include "plan/schedule/residency.h"
-#include "plan/schedule/schedule.h"
+#include "plan/schedule.h"
 #include "plan/shards.h"
 #include "program/names.h"
 #include "program/passes/lower_precision.h"
@@ -120,6 +119,10 @@ struct PlannedTensor : TensorId {
   std::int64_t part_of = -1;  ///< offset of the tensor whose bytes these are too; -1: none
   bool over_ranks = false;    ///< the whole of what ranks have parts of: only in slots, `offset` is in Space::ranks
   std::int64_t bytes() const { return byte_count(extents, dtype); }
+  /// Whether checkpoints hold it; else steps make it anew, or it is loaded again.
+  bool is_training_state() const {
+    return owner == TensorOwner::master || owner == TensorOwner::optimizer || owner == TensorOwner::precision;
+  }
   const Extents& whole_extents() const { return whole.empty() ? extents : whole; }
   Place place() const {
     if (over_ranks) return {Space::ranks, 0, offset, bytes()};
@@ -142,9 +145,9 @@ struct StorePlan {
 /// Programs of layers that are alike.
 struct LayerClass {
   std::string name;
-  PlacedProgram forward, backward, evaluate;
-  PlacedProgram advance;     ///< of the precision backend's states, once per optimizer step
-  std::vector<Value> saved;  ///< what a layer keeps for the backward pass
+  PlacedProgram forward = {}, backward = {}, evaluate = {};
+  PlacedProgram advance = {};     ///< of the precision backend's states, once per optimizer step
+  std::vector<Value> saved = {};  ///< what a layer keeps for the backward pass
 };
 
 /// What makes a parameter's working copies in the layers of a class.
@@ -163,11 +166,11 @@ struct ParameterPlan {
   DType master = DType::f32;
   /// Its quantized values and scales, as ops read them, where they are the master; else empty.
   std::vector<Value> quantized = {};
-  RowBounds bounds = {};              ///< of its shards; empty: every rank has the whole
-  RowBounds pieces = {};              ///< of its gradient, for sums of squares of a tree; empty: not cut
-  bool shards_weights = false;        ///< working copies too: ranks gather them for each use
-  bool shards_gradient = false;       ///< and its gradient, which they reduce for each micro-batch
-  std::vector<ParameterForms> forms;  ///< by layer class; one for all outside the layers
+  RowBounds bounds = {};                   ///< of its shards; empty: every rank has the whole
+  RowBounds pieces = {};                   ///< of its gradient, for sums of squares of a tree; empty: not cut
+  bool shards_weights = false;             ///< working copies too: ranks gather them for each use
+  bool shards_gradient = false;            ///< and its gradient, which they reduce for each micro-batch
+  std::vector<ParameterForms> forms = {};  ///< by layer class; one for all outside the layers
 };
 
 /// A parameter's tensors of one layer, or rows of them.
@@ -194,6 +197,14 @@ template <class Visit>
 void for_each_layer(const ParameterSpec& spec, int layers, Visit visit) {
   if (spec.group != ParameterGroup::block) return visit(-1);
   for (int layer = 0; layer < layers; ++layer) visit(layer);
+}
+
+/// visit(group, layer), in the order of the forward pass; -1 outside the layers.
+template <class Visit>
+void for_each_group(std::int64_t layers, Visit visit) {
+  visit(ParameterGroup::embedding, -1);
+  for (int layer = 0; layer < layers; ++layer) visit(ParameterGroup::block, layer);
+  visit(ParameterGroup::head, -1);
 }
 
 struct OwnerBytes {
@@ -273,7 +284,7 @@ struct Plan {
   /// Pinned, and of stores in host memory.
   std::int64_t host_bytes() const;
   /// Of stores that are not in host memory.
-  std::int64_t disk_bytes() const;
+  std::int64_t disk_bytes() const { return stored_bytes(false); }
   /// "qkv.weight and o.weight, of which op "muon" needs whole matrices": what every rank keeps and updates whole
   /// although ranks shard the optimizer. Empty: nothing.
   std::string whole_on_ranks() const;
@@ -310,6 +321,7 @@ struct Plan {
   const ParameterPlan& parameter(std::string_view name) const;
 
  private:
+  std::int64_t stored_bytes(bool in_host_memory) const;
   struct Hash {
     std::size_t operator()(const TensorId& id) const {
       const std::hash<std::string_view> text;
@@ -328,8 +340,9 @@ inline TensorId working_id(const std::string& parameter, const std::string& valu
 /// memory or the budget, are resources errors that say what binds.
 Plan make_plan(const PlanParts& parts, const PlanOptions& options);
 
-/// The common part of all ranks' plans, a line each: where tensors are, and the order of collectives.
-std::string shared_text(const Plan& plan);
+/// Checks the schedules of this plan, and with several ranks also the others' and all of them together; a broken rule
+/// is an internal error.
+void verify_all_ranks(const PlanParts& parts, const Plan& plan);
 
 /// What a checkpoint holds: masters, optimizer state and the precision backend's states, in the order of the plan.
 /// Frozen weights are loaded again from where they came.

@@ -9,6 +9,7 @@
 #include "plan/programs/state_programs.h"
 #include "plan/programs/update_windows.h"
 #include "plan/schedule/make_schedules.h"
+#include "plan/schedule/residency.h"
 #include "plan/schedule/synchronize.h"
 #include "plan/time/estimate.h"
 #include "plan/time/simulate.h"
@@ -44,12 +45,7 @@ class Placer {
   }
 
   LayerClass operator()(const Stage& stage) {
-    LayerClass layer{.name = stage.name,
-                     .forward = {},
-                     .backward = {},
-                     .evaluate = (*this)(stage.evaluate),
-                     .advance = {},
-                     .saved = {}};
+    LayerClass layer{.name = stage.name, .evaluate = (*this)(stage.evaluate)};
     if (!plan_.options.train) return layer;
     layer.forward = (*this)(stage.forward);
     layer.backward = (*this)(stage.backward);
@@ -102,8 +98,7 @@ class Planner {
       : parts_(parts),
         plan_(programs.plan),
         set_(programs.set),
-        shards_(options.state),
-        state_(parts, options, set_, shards_),
+        state_(parts, set_, plan_),
         refusals_(programs.refusals),
         placed_(parts, plan_, refusals_) {
     plan_.options = options;
@@ -155,11 +150,11 @@ class Planner {
     plan_.updates = windows ? split_update(plan_, whole_refreshes_) : one_update(plan_);
     const char* step = plan_.defers_update() ? names::kUpdateStep : names::kStep;
     for (UpdateWindow& window : plan_.updates) {
-      window.program = placed_(state_.update(plan_, window.parts, step));
-      window.exchange = placed_(state_.exchange(plan_, window.parts));
+      window.program = placed_(state_.update(window.parts, step));
+      window.exchange = placed_(state_.exchange(window.parts));
       for (PlacedProgram& program : window.follow) program = placed_(std::move(program));
     }
-    const bool in_tree = plan_.options.state.in_tree > 0, by_shards = shards_.any() || in_tree;
+    const bool in_tree = state.in_tree > 0, by_shards = state.shards() || in_tree;
     for (int layer = -1; layer < layers() && gradients; ++layer)
       plan_.squares.push_back(placed_(by_shards ? state_.shard_squares(layer) : state_.squares(layer)));
     if (by_shards && !gradients) plan_.squares.push_back(placed_(state_.squares(StatePrograms::Split::shards)));
@@ -181,7 +176,7 @@ class Planner {
   // Of a frozen one only what ops read is split, where ranks gather that for each use.
   ParameterPlan planned_parameter(const ParameterSpec& spec, const std::vector<Program>& refreshes,
                                   const std::vector<bool>& reads) {
-    ParameterPlan parameter{.spec = spec, .update = {}, .master = state_.master_dtype(spec), .bounds = {}, .forms = {}};
+    ParameterPlan parameter{.spec = spec, .master = state_.master_dtype(spec)};
     if (spec.trainable) parameter.update = update_traits(parts_.optimizer, spec, set_.ops());
     parameter.quantized = state_.quantized_master(spec);
     if (!parameter.quantized.empty())
@@ -198,10 +193,11 @@ class Planner {
     const bool reads_master = std::find(reads.begin(), reads.end(), true) != reads.end();
     const StatePlacement& state = plan_.options.state;
     const bool splits_frozen = state.weights.sharding == Sharding::ranks && !whole && !has_both;
-    if (spec.trainable ? parameter.update.splits() : splits_frozen)
-      shards_.add(spec, std::lcm(groups, aligned_rows(spec, parameter.update.states, plan_.alignment)));
-    parameter.bounds = shards_.bounds(spec.name);
-    parameter.pieces = shards_.pieces(spec.name);
+    if (spec.trainable ? parameter.update.splits() : splits_frozen) {
+      Cuts cuts = cuts_of(state, spec, std::lcm(groups, aligned_rows(spec, parameter.update.states, plan_.alignment)));
+      parameter.bounds = std::move(cuts.shards);
+      parameter.pieces = std::move(cuts.pieces);
+    }
     parameter.shards_weights = !parameter.bounds.empty() && !whole && state.weights.sharding == Sharding::ranks;
     parameter.shards_gradient =
         spec.trainable && !parameter.bounds.empty() && state.gradients.sharding == Sharding::ranks;
@@ -329,7 +325,6 @@ class Planner {
   const PlanParts& parts_;
   Plan plan_;
   const ProgramSet& set_;
-  Shards shards_;
   StatePrograms state_;
   PlannedTensors tensors_;
   std::vector<std::vector<Program>> whole_refreshes_;  // by parameter and layer class, of all rows
@@ -354,7 +349,7 @@ void add_schedules(Plan& plan, const Device& device, const std::function<bool(co
   double flops = 0;
   for (const Action& action : micro_step.actions) {
     if (action.kind != ActionKind::launch) continue;
-    const Task& task = plan.schedules.tasks[static_cast<std::size_t>(action.task)];
+    const Task& task = plan.schedules.task_of(action);
     if (task.cost.tensor_core && task.phase != Phase::recompute) flops += task.cost.flops;
   }
   plan.flops_per_token = flops / static_cast<double>(plan.options.geometry.tokens());

@@ -62,7 +62,7 @@ bool is_collective(const Plan&, const Action& action) { return action.kind == Ac
 std::function<bool(const Plan&, const Action&)> does(const std::string& kind) {
   return [kind](const Plan& plan, const Action& action) {
     return action.lane == Lane::communication && action.task >= 0 &&
-           plan.schedules.tasks[static_cast<std::size_t>(action.task)].instance.kind == kind;
+           plan.schedules.task_of(action).instance.kind == kind;
   };
 }
 
@@ -77,7 +77,7 @@ std::optional<std::size_t> launch_of(const RunSchedule& schedule, std::size_t fr
   for (auto i = static_cast<std::ptrdiff_t>(from) + step; i >= 0 && i < std::ssize(schedule.actions); i += step) {
     const Action& action = schedule.actions[static_cast<std::size_t>(i)];
     if (action.kind != ActionKind::launch || action.lane != Lane::compute) continue;
-    const auto operands = std::span(schedule.operands).subspan(action.first, action.reads + action.writes);
+    const auto operands = schedule.operands_of(action);
     if (std::any_of(operands.begin(), operands.end(), [&](const Access& access) { return access.value == value; }))
       return static_cast<std::size_t>(i);
   }
@@ -92,7 +92,7 @@ TEST_CASE("ranks agree on the amaxes of a window between its update and its work
     const Plan plan =
         std::move(plans_of(3, Sharding::ranks, 0, {.places = 3, .window_bytes = window_bytes, .scaled = true})[1]);
     auto kind_of = [&](const Action& action) {
-      return action.task < 0 ? "" : plan.schedules.tasks[static_cast<std::size_t>(action.task)].instance.kind;
+      return action.task < 0 ? "" : plan.schedules.task_of(action).instance.kind;
     };
     for (Run run : {Run::updating_first, Run::apply}) {
       CAPTURE(name_of(run));

@@ -16,22 +16,22 @@ std::string memory_table(const Plan& plan) {
   std::string text = "device memory\n";
   for (const OwnerBytes& owner : plan.owners)
     if (owner.bytes > 0 && owner.memory == MemoryKind::device && owner.store < 0)
-      text += fmt::format("  {:<20}{:>12}  {:5.1f}%\n", owner.owner, format_bytes(static_cast<double>(owner.bytes)),
+      text += fmt::format("  {:<20}{:>12}  {:5.1f}%\n", owner.owner, format_bytes(owner.bytes),
                           100.0 * static_cast<double>(owner.bytes) / static_cast<double>(plan.device_total()));
-  text += fmt::format("  {:<20}{:>12}\n", "total", format_bytes(static_cast<double>(plan.device_total())));
+  text += fmt::format("  {:<20}{:>12}\n", "total", format_bytes(plan.device_total()));
   text += "pinned host memory\n";
   for (const OwnerBytes& owner : plan.owners)
     if (owner.bytes > 0 && owner.memory == MemoryKind::pinned)
-      text += fmt::format("  {:<20}{:>12}\n", owner.owner, format_bytes(static_cast<double>(owner.bytes)));
+      text += fmt::format("  {:<20}{:>12}\n", owner.owner, format_bytes(owner.bytes));
   for (std::size_t store = 0; store < plan.stores.size(); ++store) {
     text += fmt::format("store {}\n", plan.stores[store].id);
     for (const OwnerBytes& owner : plan.owners)
       if (owner.store == static_cast<std::int32_t>(store))
-        text += fmt::format("  {:<20}{:>12}\n", owner.owner, format_bytes(static_cast<double>(owner.bytes)));
-    text += fmt::format("  {:<20}{:>12}\n", "total", format_bytes(static_cast<double>(plan.stores[store].bytes)));
+        text += fmt::format("  {:<20}{:>12}\n", owner.owner, format_bytes(owner.bytes));
+    text += fmt::format("  {:<20}{:>12}\n", "total", format_bytes(plan.stores[store].bytes));
   }
   if (!plan.stores.empty())
-    text += fmt::format("{:<22}{:>12}\n", "host memory in all", format_bytes(static_cast<double>(plan.host_bytes())));
+    text += fmt::format("{:<22}{:>12}\n", "host memory in all", format_bytes(plan.host_bytes()));
   return text;
 }
 
@@ -76,7 +76,7 @@ std::string placed_in(const Placement& placement, const std::vector<const Planne
   for (const PlannedTensor* tensor : tensors) (tensor->store < 0 ? on_device : stored) += tensor->bytes();
   if (stored == 0 && on_device > 0) return std::string(kOnDevice);
   if (on_device == 0 || placement.memory == kOnDevice || placement.device_percent > 0) return placed_in(placement);
-  return fmt::format("{}, {} on the device", placement.memory, format_bytes(static_cast<double>(on_device)));
+  return fmt::format("{}, {} on the device", placement.memory, format_bytes(on_device));
 }
 
 std::string sharded_over(Sharding sharding, const std::vector<const PlannedTensor*>& tensors) {
@@ -84,7 +84,7 @@ std::string sharded_over(Sharding sharding, const std::vector<const PlannedTenso
   for (const PlannedTensor* tensor : tensors) (tensor->whole.empty() ? whole : shards) += tensor->bytes();
   if (sharding == Sharding::none || whole == 0) return std::string(name_of(sharding));
   if (shards == 0) return std::string(name_of(Sharding::none));
-  return fmt::format("{}, {} whole", name_of(sharding), format_bytes(static_cast<double>(whole)));
+  return fmt::format("{}, {} whole", name_of(sharding), format_bytes(whole));
 }
 
 /// Bytes of persistent state by kind and parameter group, with its place and what it is split over.
@@ -95,8 +95,7 @@ std::string state_table(const Plan& plan) {
   auto row = [&](std::string_view name, const GroupBytes& bytes, const std::string& placed,
                  const std::string& sharded) {
     text += fmt::format("  {:<18}", name);
-    for (std::int64_t count : bytes)
-      text += fmt::format("{:>12}", count > 0 ? format_bytes(static_cast<double>(count)) : "-");
+    for (std::int64_t count : bytes) text += fmt::format("{:>12}", count > 0 ? format_bytes(count) : "-");
     text += fmt::format("  {:<{}}{}\n", placed, kPlacedWidth, sharded);
   };
   GroupBytes all{}, parameters{};
@@ -152,8 +151,7 @@ std::string plan_report(const Plan& plan, const DeviceTraits& device, std::int64
     std::int64_t bytes = 0;
     std::set<std::string> names;
     for (const Value& value : layer.saved) names.insert(value.name), bytes += plan.bytes_of(value);
-    text += fmt::format("  {:<12}{:>12}  {}\n", layer.name, format_bytes(static_cast<double>(bytes)),
-                        fmt::join(names, ", "));
+    text += fmt::format("  {:<12}{:>12}  {}\n", layer.name, format_bytes(bytes), fmt::join(names, ", "));
   }
   double tokens = static_cast<double>(geometry.tokens());
   text += fmt::format("\nwork            {}FLOP a token\n", format_count(plan.flops_per_token));

@@ -143,42 +143,15 @@ std::int64_t aligned_rows(const ParameterSpec& spec, std::span<const OptimizerSt
   return rows;
 }
 
-void Shards::add(const ParameterSpec& spec, std::int64_t row_groups) {
-  const bool in_tree = state_.in_tree > 0;
-  if (!(any() || in_tree) || spec.extents.size() < 2 || row_groups == 0) return;
-  RowBounds bounds = split_rows(spec.extents[0], row_groups, in_tree ? kPieces : state_.ranks);
-  if (bounds.empty()) return;
-  if (in_tree) {
-    pieces_.emplace(spec.name, bounds);
-    const auto stride = static_cast<std::size_t>(kPieces / state_.ranks);
-    for (std::size_t rank = 0; any() && rank * stride < bounds.size(); ++rank) bounds[rank] = bounds[rank * stride];
-    bounds.resize(static_cast<std::size_t>(state_.ranks) + 1);
-  }
-  if (any()) bounds_.emplace(spec.name, std::move(bounds));
-}
-
-namespace {
-
-const RowBounds& found(const std::map<std::string, RowBounds, std::less<>>& all, const std::string& parameter) {
-  static const RowBounds whole;
-  auto it = all.find(parameter);
-  return it == all.end() ? whole : it->second;
-}
-
-}  // namespace
-
-const RowBounds& Shards::bounds(const std::string& parameter) const { return found(bounds_, parameter); }
-const RowBounds& Shards::pieces(const std::string& parameter) const { return found(pieces_, parameter); }
-
-std::pair<int, int> Shards::own_pieces() const {
-  if (!any()) return {0, kPieces};
-  const int own = kPieces / state_.ranks;
-  return {state_.rank * own, (state_.rank + 1) * own};
-}
-
-Shard Shards::of(const std::string& parameter, const Extents& whole) const {
-  const RowBounds& bounds = this->bounds(parameter);
-  return bounds.empty() ? Shard{whole, 0} : shard_of_rows(whole, bounds, state_.rank);
+Cuts cuts_of(const StatePlacement& state, const ParameterSpec& spec, std::int64_t row_groups) {
+  Cuts cuts;
+  if (spec.extents.size() < 2 || row_groups == 0) return cuts;
+  if (state.in_tree > 0) cuts.pieces = split_rows(spec.extents[0], row_groups, kPieces);
+  if (!state.shards()) return cuts;
+  if (state.in_tree == 0) cuts.shards = split_rows(spec.extents[0], row_groups, state.ranks);
+  const auto stride = static_cast<std::size_t>(kPieces / state.ranks);
+  for (std::size_t piece = 0; piece < cuts.pieces.size(); piece += stride) cuts.shards.push_back(cuts.pieces[piece]);
+  return cuts;
 }
 
 Shard shard_of_rows(const Extents& whole, const RowBounds& bounds, int rank) {

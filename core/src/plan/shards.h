@@ -3,10 +3,8 @@
 // be split, and makes its rows of the working copies, which all ranks then gather.
 
 #include <cstdint>
-#include <map>
 #include <span>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "plan/placement.h"
@@ -45,26 +43,12 @@ std::int64_t aligned_rows(const ParameterSpec& spec, std::span<const OptimizerSt
 /// Elements of a tensor's parts, by rank: its rows, or where it is not split parts as even as can be.
 std::vector<std::int64_t> slabs_of(const Extents& whole, const RowBounds& bounds, int ranks);
 
-class Shards {
- public:
-  explicit Shards(const StatePlacement& state) : state_(state) {}
-
-  bool any() const { return state_.ranks > 1 && state_.master.sharding == Sharding::ranks; }
-  /// Splits a parameter, if it can be, between groups of `row_groups` rows.
-  void add(const ParameterSpec& spec, std::int64_t row_groups);
-  const RowBounds& bounds(const std::string& parameter) const;
-  /// Where a parameter is cut for the sums of squares of a tree, alike for any number of ranks; empty: not at all.
-  const RowBounds& pieces(const std::string& parameter) const;
-  /// This rank's pieces are [first, second): all of them, where nothing is split.
-  std::pair<int, int> own_pieces() const;
-  bool has(const std::string& parameter) const { return !bounds(parameter).empty(); }
-  /// The shard of a tensor of the parameter, of `whole` extents; all of it when the parameter is not split.
-  Shard of(const std::string& parameter, const Extents& whole) const;
-
- private:
-  StatePlacement state_;
-  std::map<std::string, RowBounds, std::less<>> bounds_, pieces_;
+/// Where a parameter is cut, between groups of `row_groups` rows: into shards, and into the pieces of which a tree sums
+/// the squares, alike for any number of ranks. Empty: not at all.
+struct Cuts {
+  RowBounds shards, pieces;
 };
+Cuts cuts_of(const StatePlacement& state, const ParameterSpec& spec, std::int64_t row_groups);
 
 /// A refresh program (see StatePrograms::refresh) in the two parts that a rank runs before and after the gathering.
 struct SplitRefresh {

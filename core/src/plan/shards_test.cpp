@@ -10,6 +10,7 @@
 
 #include "plan/rank_plans.h"
 #include "plan/schedule/make_schedules.h"
+#include "plan/schedule/residency.h"
 #include "plan/show_schedules.h"
 
 using namespace quern;

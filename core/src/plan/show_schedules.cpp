@@ -29,8 +29,7 @@ std::string value_list(const ScheduleSet& set, std::span<const Access> accesses)
 
 std::int64_t bytes_of(const RunSchedule& schedule, const Action& action) {
   std::int64_t bytes = 0;
-  for (const auto& accesses : {schedule.reads(action), schedule.writes(action)})
-    for (const Access& access : accesses) bytes += access.place.present() ? access.place.bytes : 0;
+  for (const Access& access : schedule.operands_of(action)) bytes += access.place.present() ? access.place.bytes : 0;
   return bytes;
 }
 
@@ -39,12 +38,12 @@ std::string_view verb_of(const ScheduleSet& set, const Action& action) {
   if (action.kind == ActionKind::get) return "fetch";
   if (action.kind == ActionKind::put) return "release";
   if (action.kind != ActionKind::collective) return name_of(action.kind);
-  const std::string& kind = set.tasks[static_cast<std::size_t>(action.task)].instance.kind;
+  const std::string& kind = set.task_of(action).instance.kind;
   return kind == "all_gather" ? "gather" : kind == "all_to_all" ? "exchange" : "reduce";
 }
 
 std::string title_of(const ScheduleSet& set, const Action& action) {
-  std::string text = action.task >= 0 ? set.tasks[static_cast<std::size_t>(action.task)].name : "";
+  std::string text = action.task >= 0 ? set.task_of(action).name : "";
   if (action.event >= 0) text = "event " + std::to_string(action.event);
   if (action.layer >= 0) text += (text.empty() ? "layer " : ", layer ") + std::to_string(action.layer);
   return text;
@@ -61,7 +60,7 @@ std::string show(const ScheduleSet& set, const RunSchedule& schedule, const Devi
     text += fmt::format("{:>6}  {:<13} {:<8} {:<{}}", i, name_of(action.lane), verb_of(set, action), title,
                         moves ? 40 : title.size());
     if (moves)
-      text += fmt::format(" {:>9} {:>9.1f} us  {} -> {}", format_bytes(static_cast<double>(bytes_of(schedule, action))),
+      text += fmt::format(" {:>9} {:>9.1f} us  {} -> {}", format_bytes(bytes_of(schedule, action)),
                           (times[i].end - times[i].begin) * 1e6, value_list(set, schedule.reads(action)),
                           value_list(set, schedule.writes(action)));
     text += "\n";

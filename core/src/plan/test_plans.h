@@ -12,17 +12,18 @@
 
 namespace quern {
 
-/// Takes every op without a workspace, unless `support` says otherwise, and has no fused forms.
+/// Takes every op without a workspace, unless `support` says otherwise, and has the fused forms that a test gives it.
 class PlanningDevice : public testkit::ForwardingDevice {
  public:
   using Support = std::function<OpSupport(const OpInstance&)>;
   explicit PlanningDevice(Support support = {}) : ForwardingDevice(nullptr), support_(std::move(support)) {}
   const DeviceTraits& traits() const override { return device_traits; }
-  std::span<const Fusion> fusions() const override { return {}; }
+  std::span<const Fusion> fusions() const override { return own_fusions; }
   OpSupport query(const OpInstance& op) const override { return support_ ? support_(op) : OpSupport{}; }
 
   DeviceTraits device_traits{
       .id = "planning", .name = {}, .memory_rate = 1e9, .host_rate = 1e8, .matmul_rates = {{DType::f32, 1e9}}};
+  std::vector<Fusion> own_fusions;
 
  private:
   Support support_;
@@ -49,13 +50,16 @@ inline PlanOptions stored_options(unsigned places, int ahead, const std::string&
 }
 
 /// Under AdamW with fp32 moments.
+inline Plan plan_of(const Model& model, const PlanOptions& options, const Device& device = PlanningDevice(),
+                    const PrecisionBackend& precision = testkit::PlainPrecision(DType::bf16),
+                    const std::vector<OpSpec>& custom = {}, const std::vector<OffloadTraits>& stores = {}) {
+  const AdamW optimizer{AdamWOptions{}};
+  return make_plan({model, precision, device, optimizer, custom, nullptr, stores}, options);
+}
 inline Plan tiny_plan(const PlanOptions& options, const Device& device = PlanningDevice(),
                       const PrecisionBackend& precision = testkit::PlainPrecision(DType::bf16),
                       const testkit::TinyModelOptions& form = {}, const std::vector<OffloadTraits>& stores = {}) {
-  const testkit::TinyModel model(form);
-  const AdamW optimizer{AdamWOptions{}};
-  const std::vector<OpSpec> custom;
-  return make_plan({model, precision, device, optimizer, custom, nullptr, stores}, options);
+  return plan_of(testkit::TinyModel(form), options, device, precision, {}, stores);
 }
 
 }  // namespace quern

@@ -89,8 +89,8 @@ std::string row(const std::string& file, const std::vector<std::string>& overrid
     return name + "its kernels do not take this precision or model\n";
   }
   const Plan& plan = choice.plan;
-  auto sized = [](std::int64_t bytes) { return format_bytes(static_cast<double>(bytes)); };
-  const std::string memory = fmt::format("{:>10}{:>10}", sized(plan.device_total()), sized(plan.host_bytes() * ranks));
+  const std::string memory =
+      fmt::format("{:>10}{:>10}", format_bytes(plan.device_total()), format_bytes(plan.host_bytes() * ranks));
   if (!choice.fits) return name + fmt::format("{:>6}{:>6}{}  does not fit\n", "-", "-", memory);
   std::vector<std::string> away;
   for (const auto& [key, placement] : kPlacedKeys)

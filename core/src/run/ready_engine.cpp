@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "launch/numa.h"
+#include "plan/laws/check_schedules.h"
 #include "quern/error.h"
 
 namespace quern {

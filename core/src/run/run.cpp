@@ -13,7 +13,6 @@
 #include "generate/prompts.h"
 #include "launch/rank_place.h"
 #include "plan/choice/choose.h"
-#include "plan/laws/check_schedules.h"
 #include "plan/programs/state_programs.h"
 #include "plan/report.h"
 #include "plan/shards.h"

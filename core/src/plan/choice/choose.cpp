@@ -11,6 +11,7 @@
 #include "base/format.h"
 #include "plan/lay_out.h"
 #include "plan/schedule/make_schedules.h"
+#include "plan/schedule/residency.h"
 #include "quern/checked.h"
 
 namespace quern {
@@ -293,13 +294,13 @@ class Search {
     const Plan& plan = known->choice.plan;
     const std::string prefix = there + " the run does not fit: ";
     if (!known->planned || Limits{0, limits_.host, limits_.disk}.hold(plan))
-      return prefix + sized(known->least_bytes) + " of the device and more";
+      return prefix + format_bytes(known->least_bytes) + " of the device and more";
     const bool host = above(plan.host_bytes(), limits_.host) > 0;
     const std::string memory = host ? " of host memory" : " on disk";
     const std::int64_t least = least_stored_bytes(plan, host);
     return prefix + (above(least, host ? limits_.host : limits_.disk) > 0
-                         ? sized(least) + memory + " and more"
-                         : sized(host ? plan.host_bytes() : plan.disk_bytes()) + memory);
+                         ? format_bytes(least) + memory + " and more"
+                         : format_bytes(host ? plan.host_bytes() : plan.disk_bytes()) + memory);
   }
 
   void explain_form(Choice& best) const {

@@ -227,17 +227,6 @@ TEST_CASE("a budget holds what the device and communicators take beside the aren
   CHECK_FALSE(choose(beside.parts, tiny_options()).fits);
 }
 
-TEST_CASE("host memory counts pinned memory and the stores in it") {
-  DeepParts deep;
-  PlanOptions options = stored_options(15, 1);
-  options.snapshot = true;
-  const Plan plan = choose(deep.parts, options).plan;
-  REQUIRE(plan.stores.size() == 1);
-  CHECK(plan.host_bytes() == plan.pinned_bytes + plan.snapshot_bytes + plan.stores[0].bytes);
-  deep.parts.stores = {{.id = "host", .in_host_memory = false}};
-  CHECK(choose(deep.parts, options).plan.host_bytes() == plan.pinned_bytes + plan.snapshot_bytes);
-}
-
 TEST_CASE("what fits nowhere is refused with what takes the memory and with changes that help") {
   const std::int64_t resident = deep_plan(tiny_options()).device_bytes;
   const std::string device =
@@ -251,7 +240,9 @@ TEST_CASE("what fits nowhere is refused with what takes the memory and with chan
 
   PlanningDevice small;
   small.device_traits.memory_bytes = static_cast<std::size_t>(resident * 3 / 4);
-  CHECK_THROWS_WITH_AS(deep_plan(open_options(), small), doctest::Contains("with which the planner chooses"), Error);
+  testkit::check_refused(ErrorCode::resources,
+                         {"device planning: the run does not fit", "with which the planner chooses"},
+                         [&] { deep_plan(open_options(), small); });
 }
 
 TEST_CASE("a disk's budget and capacity limit what stores keep that are not in host memory") {

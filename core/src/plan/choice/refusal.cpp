@@ -38,8 +38,8 @@ std::string needed(const Plan& plan, Where where) {
   std::stable_sort(owners.begin(), owners.end(), [](const auto& a, const auto& b) { return a.bytes > b.bytes; });
   std::vector<std::string> largest;
   for (std::size_t i = 0; i < std::min(owners.size(), kMostNamed); ++i)
-    largest.push_back(sized(owners[i].bytes) + " " + owners[i].owner);
-  return sized(bytes_of(plan, where)) + suffix_of(where) + " needed, of which " + format_list(largest);
+    largest.push_back(format_bytes(owners[i].bytes) + " " + owners[i].owner);
+  return format_bytes(bytes_of(plan, where)) + suffix_of(where) + " needed, of which " + format_list(largest);
 }
 
 /// A change of the config with which the run fits, and the seconds of a step then.
@@ -186,7 +186,7 @@ void refuse(const PlanParts& parts, const PlanOptions& options, const Plan& near
     if (limit == 0 || bytes <= limit) return;
     if (key.empty()) key = of;
     found.push_back(needed(nearest, where));
-    most.push_back(sized(limit) + suffix_of(where) + ", which is " + sized(bytes - limit) + " less");
+    most.push_back(format_bytes(limit) + suffix_of(where) + ", which is " + format_bytes(bytes - limit) + " less");
   };
   compare(Where::device, limits.device, budgeted ? "memory.device_budget" : "device " + parts.device.traits().id);
   compare(Where::host, limits.host, "memory.host_budget");
@@ -194,8 +194,9 @@ void refuse(const PlanParts& parts, const PlanOptions& options, const Plan& near
   for (const StorePlan& store : nearest.stores) {
     if (above(store.bytes, store.capacity) == 0) continue;
     if (key.empty()) key = "store " + store.id;
-    found.push_back(sized(store.bytes) + " in store " + store.id + " needed");
-    most.push_back(sized(store.capacity) + " in it, which is " + sized(store.bytes - store.capacity) + " less");
+    found.push_back(format_bytes(store.bytes) + " in store " + store.id + " needed");
+    most.push_back(format_bytes(store.capacity) + " in it, which is " + format_bytes(store.bytes - store.capacity) +
+                   " less");
   }
   const std::vector<std::string> changes = Changes(parts, options, nearest).cheapest();
   std::string next = "the cheapest changes with which it fits: " + format_list(changes);

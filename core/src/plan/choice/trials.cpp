@@ -59,8 +59,6 @@ std::int64_t saved_in(const Plan& plan, std::size_t store) {
 
 }  // namespace
 
-std::string sized(std::int64_t bytes) { return format_bytes(static_cast<double>(bytes)); }
-
 std::int64_t above(std::int64_t bytes, std::int64_t limit) {
   return limit > 0 ? std::max<std::int64_t>(bytes - limit, 0) : 0;
 }
@@ -119,9 +117,7 @@ std::string text_of(const RecomputeChoice& choice) {
 
 Decision recompute_decision(const PlanOptions& options, const RecomputeChoice& choice, std::int64_t named_bytes) {
   return {kRecomputeKey, "[" + format_list(options.recompute) + "]", text_of(choice),
-          "without further recomputation " + format_bytes(static_cast<double>(named_bytes)) +
-              " of device memory are needed",
-          ""};
+          "without further recomputation " + format_bytes(named_bytes) + " of device memory are needed", ""};
 }
 
 Trials::Programs& Trials::programs(const PlanParts& parts, const PlanOptions& options) {

@@ -14,8 +14,8 @@
 namespace quern {
 
 struct Choice {
-  RecomputeChoice recompute;
-  Plan plan;  ///< with estimates where it fits; else the one that comes nearest to it
+  RecomputeChoice recompute = {};
+  Plan plan = {};  ///< with estimates where it fits; else the one that comes nearest to it
   bool fits = false;
   const PrecisionBackend* precision = nullptr;  ///< the one of the parts' forms that it is for
 };
@@ -27,7 +27,6 @@ std::string text_of(const RecomputeChoice& choice);
 /// That more is recomputed than the config's own, with which the plan would take `named_bytes` of the device.
 Decision recompute_decision(const PlanOptions& options, const RecomputeChoice& choice, std::int64_t named_bytes);
 
-std::string sized(std::int64_t bytes);  ///< "1.5 GiB"
 /// Bytes above a limit; of limit 0: none.
 std::int64_t above(std::int64_t bytes, std::int64_t limit);
 

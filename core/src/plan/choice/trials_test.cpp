@@ -3,6 +3,7 @@
 
 #include <doctest/doctest.h>
 
+#include "plan/laws/check_schedules.h"
 #include "plan/test_plans.h"
 
 using namespace quern;

@@ -21,7 +21,6 @@ struct RankRun {
     const auto index = static_cast<std::size_t>(lane);
     return next[index] < lanes[index].size() ? &schedule->actions[lanes[index][next[index]]] : nullptr;
   }
-  const Task& task(const Action& action) const { return set->tasks[static_cast<std::size_t>(action.task)]; }
 
   /// Runs what needs no other rank. Whether anything ran.
   bool advance() {
@@ -53,9 +52,10 @@ bool whole_goes_in(const OpInstance& op) {
 /// What a rank does in a collective, and where.
 std::string described(const RankRun& rank, const Action* action) {
   if (!action) return "nothing";
-  const OpInstance& op = rank.task(*action).instance;
+  const OpInstance& op = rank.set->task_of(*action).instance;
   std::string text = op.kind;
-  if (rank.task(*action).axis != Axis::ranks) text += " of a " + std::string(name_of(rank.task(*action).axis));
+  if (rank.set->task_of(*action).axis != Axis::ranks)
+    text += " of a " + std::string(name_of(rank.set->task_of(*action).axis));
   const bool in = whole_goes_in(op);
   const auto accesses = in ? rank.schedule->reads(*action) : rank.schedule->writes(*action);
   const std::vector<Operand>& operands = in ? op.inputs : op.outputs;
@@ -70,11 +70,10 @@ std::string described(const RankRun& rank, const Action* action) {
 /// itself is its part of the whole, or is apart from that.
 std::string place_fault(const RankRun& rank, std::size_t number, const Action& action) {
   const auto reads = rank.schedule->reads(action), writes = rank.schedule->writes(action);
-  for (const auto& accesses : {reads, writes})
-    for (const Access& access : accesses)
-      if (access.place.space != Space::device)
-        return "works in " + std::string(name_of(access.place.space)) + ", which other ranks cannot reach";
-  const OpInstance& op = rank.task(action).instance;
+  for (const Access& access : rank.schedule->operands_of(action))
+    if (access.place.space != Space::device)
+      return "works in " + std::string(name_of(access.place.space)) + ", which other ranks cannot reach";
+  const OpInstance& op = rank.set->task_of(action).instance;
   if (!op.attributes.has("counts") || op.kind == "all_to_all" || reads.empty() || writes.empty()) return "";
   const bool in = whole_goes_in(op);
   const Place &whole = (in ? reads : writes)[0].place, &part = (in ? writes : reads)[0].place;

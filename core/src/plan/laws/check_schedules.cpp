@@ -126,7 +126,7 @@ void ScheduleChecker::check_operands(const RunSchedule& schedule, std::size_t in
     int operand;  // inputs, then outputs
   };
   std::vector<Range> ranges;
-  const auto operands = std::span(schedule.operands).subspan(action.first, action.reads + action.writes);
+  const auto operands = schedule.operands_of(action);
   for (std::size_t i = 0; i < operands.size(); ++i)
     if (operands[i].place.present() && operands[i].place.bytes > 0)
       ranges.push_back({&operands[i], static_cast<int>(i)});
@@ -142,8 +142,7 @@ void ScheduleChecker::check_operands(const RunSchedule& schedule, std::size_t in
       if (b.operand < reads) continue;
       const bool same_place = a.access->place == b.access->place || action.kind == ActionKind::collective;
       if (a.operand < reads && same_place && a.access->value == b.access->value) continue;
-      const std::vector<std::pair<int, int>>* allowed =
-          action.task < 0 ? nullptr : &set_.tasks[static_cast<std::size_t>(action.task)].overwrites;
+      const std::vector<std::pair<int, int>>* allowed = action.task < 0 ? nullptr : &set_.task_of(action).overwrites;
       if (a.operand < reads && allowed && a.access->place.offset == b.access->place.offset &&
           std::find(allowed->begin(), allowed->end(), std::pair(b.operand - reads, a.operand)) != allowed->end())
         continue;
@@ -153,7 +152,7 @@ void ScheduleChecker::check_operands(const RunSchedule& schedule, std::size_t in
 
 void ScheduleChecker::act(const RunSchedule& schedule, std::size_t index) {
   const Action& action = schedule.actions[index];
-  const Task* task = action.task < 0 ? nullptr : &set_.tasks[static_cast<std::size_t>(action.task)];
+  const Task* task = action.task < 0 ? nullptr : &set_.task_of(action);
   where_ = schedule.name + ", action " + std::to_string(index) + " (" +
            (task ? task->name : std::string(name_of(action.kind))) +
            (action.layer < 0 ? "" : ", layer " + std::to_string(action.layer)) + ")";
@@ -192,7 +191,7 @@ void ScheduleChecker::act(const RunSchedule& schedule, std::size_t index) {
 }
 
 bool ScheduleChecker::reduces(const Action& action) const {
-  return set_.tasks[static_cast<std::size_t>(action.task)].instance.kind == "reduce_scatter";
+  return set_.task_of(action).instance.kind == "reduce_scatter";
 }
 
 /// Brings together, in a slot, what ranks have parts of; or this rank's part to there.

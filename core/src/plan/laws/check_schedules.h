@@ -12,8 +12,8 @@
 #include <utility>
 #include <vector>
 
+#include "plan/byte_ranges.h"
 #include "plan/plan.h"
-#include "plan/schedule/byte_ranges.h"
 #include "plan/schedule/lane_clocks.h"
 
 namespace quern {
@@ -94,8 +94,7 @@ std::vector<std::string> schedule_faults(const Plan& plan);
 /// kind, size and place, each works on its part of the whole, and no rank waits for what never comes.
 std::vector<std::string> rank_faults(std::span<const ScheduleSet* const> ranks);
 
-/// Checks this plan, and with several ranks also the others' and all of them together; a broken rule is an
-/// internal error.
-void verify_all_ranks(const PlanParts& parts, const Plan& plan);
+/// The common part of all ranks' plans, a line each: where tensors are, and the order of collectives.
+std::string shared_text(const Plan& plan);
 
 }  // namespace quern

@@ -222,8 +222,7 @@ TEST_CASE("an output may be placed on an operand only where its op says so") {
   Plan plan = real_plan();
   RunSchedule& schedule = plan.schedules[Run::first];
   auto product = std::find_if(schedule.actions.begin(), schedule.actions.end(), [&](const Action& action) {
-    return action.kind == ActionKind::launch &&
-           plan.schedules.tasks[static_cast<std::size_t>(action.task)].instance.kind == "matmul";
+    return action.kind == ActionKind::launch && plan.schedules.task_of(action).instance.kind == "matmul";
   });
   REQUIRE(product != schedule.actions.end());
   Access& made = schedule.operands[product->first + product->reads];

@@ -21,10 +21,6 @@ struct Use {
   bool behind_all = true;    // it runs when all others are done
 };
 
-std::span<const Access> operands_of(const RunSchedule& schedule, const Action& action) {
-  return {schedule.operands.data() + action.first, action.reads + action.writes};
-}
-
 std::map<std::int32_t, Use> last_uses(const RunSchedule& schedule) {
   std::map<std::int32_t, Use> last;
   LaneClocks clocks;
@@ -33,7 +29,7 @@ std::map<std::int32_t, Use> last_uses(const RunSchedule& schedule) {
     const Action& action = schedule.actions[i];
     clocks.enqueue(action);
     const LaneClocks::Clock& now = clocks.at(action.lane);
-    for (const Access& access : operands_of(schedule, action)) {
+    for (const Access& access : schedule.operands_of(action)) {
       if (!access.place.present() || access.value < 0) continue;
       Use& use = last[access.value];
       use.action = i;
@@ -71,7 +67,7 @@ std::vector<Place> freed_by(const ScheduleSet& set, const RunSchedule& schedule,
     return use.action == index && use.behind_all && !set.lasting[static_cast<std::size_t>(access.value)];
   };
   std::vector<Place> places, kept;
-  for (const Access& access : operands_of(schedule, action)) {
+  for (const Access& access : schedule.operands_of(action)) {
     const Place& place = access.place;
     if (!place.present() || place.bytes == 0 || place.space == Space::store) continue;
     if (!freed(access))

@@ -2,7 +2,7 @@
 // Poison, a pass over schedules for tests: what a run has no more use for becomes 0xFF, which is NaN in all floating
 // formats and -1 in integers. A run that reads what it should not have then shows it in its bits.
 
-#include "plan/schedule/schedule.h"
+#include "plan/schedule.h"
 
 namespace quern {
 

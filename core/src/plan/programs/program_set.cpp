@@ -40,37 +40,25 @@ Program without_losses(Program head, const OpSet& ops) {
   return head;
 }
 
-// The loss op replaced by a plain matmul of unquantized operands, so that the program hands on logits.
-Program logits_program(const Program& head, const OpSet& ops, DType activation) {
+/// The head with a plain matmul of unquantized operands in place of the loss, so that it hands on logits. With `rows`,
+/// so many, of one token of each row: the input `rows` says which, counted over the whole micro-batch. The matmul's
+/// results are then kept as they are, so that close tokens do not tie.
+Program logits_program(const Program& head, const OpSet& ops, DType activation, std::optional<std::int64_t> rows) {
   const Op loss = loss_of(head);
   Program program = without_losses(head, ops);
+  ValueId x = loss.inputs[0];
+  if (rows) {
+    const ValueId taken =
+        program.add_value({.name = names::kRows, .shape = {*rows}, .dtype = DType::i32, .role = Role::runtime});
+    x = append_op(program, ops, activation, {.kind = "embedding", .inputs = {taken, x}}, "last")[0];
+  }
   program.outputs = append_op(program, ops, activation,
                               {.kind = "matmul",
-                               .inputs = {loss.inputs[0], loss.inputs[1], kNoValue},
+                               .inputs = {x, loss.inputs[1], kNoValue},
                                .outputs = {},
                                .attributes = {{"transpose_a", std::int64_t{0}}, {"transpose_b", std::int64_t{1}}}},
-                              names::kLogits);
-  cap_logits(program, loss, ops, activation);
-  drop_unused(program);
-  return program;
-}
-
-// The same of one token of each row: `rows` says which, counted over the whole micro-batch. The matmul's results are
-// kept as they are, so that close tokens do not tie.
-Program next_logits_program(const Program& head, const OpSet& ops, DType activation, std::int64_t batch) {
-  const Op loss = loss_of(head);
-  Program program = without_losses(head, ops);
-  ValueId rows =
-      program.add_value({.name = names::kRows, .shape = {batch}, .dtype = DType::i32, .role = Role::runtime});
-  ValueId last =
-      append_op(program, ops, activation, {.kind = "embedding", .inputs = {rows, loss.inputs[0]}}, "last")[0];
-  program.outputs = append_op(program, ops, activation,
-                              {.kind = "matmul",
-                               .inputs = {last, loss.inputs[1], kNoValue},
-                               .outputs = {},
-                               .attributes = {{"transpose_a", std::int64_t{0}}, {"transpose_b", std::int64_t{1}}}},
-                              names::kNextLogits);
-  program[program.outputs[0]].dtype = DType::f32;
+                              rows ? names::kNextLogits : names::kLogits);
+  if (rows) program[program.outputs[0]].dtype = DType::f32;
   cap_logits(program, loss, ops, activation);
   drop_unused(program);
   return program;
@@ -335,15 +323,7 @@ std::set<std::string> ProgramSet::recomputed(const std::vector<std::string>& pol
 
 Stage ProgramSet::make_stage(const Program& program, const PrecisionBackend& inner, bool below) {
   const ByParameter precision(inner, parts_.outer_precision, options_.outer_parameters, parameters_);
-  Stage stage{.name = program.name,
-              .model = program,
-              .joint = {},
-              .transposing = {},
-              .lowered = {},
-              .split = {},
-              .forward = {},
-              .backward = {},
-              .evaluate = {}};
+  Stage stage{.name = program.name, .model = program};
   LoweredProgram evaluate = as_stored(lower_precision({.program = without_dropout(program)}, ops_, precision));
   stage.evaluate = std::move(evaluate.joint.program);
   auto set_chunk = [&](Op& op) {
@@ -416,9 +396,11 @@ void ProgramSet::finish(const RecomputeChoice& choice) {
   auto lowered = [&](const Program& program) {
     return as_stored(lower_precision({.program = program}, ops_, parts_.precision)).joint.program;
   };
-  if (options_.logits) logits = fused(lowered(logits_program(head.model, ops_, activation)));
-  if (options_.next_logits)
-    next_logits = fused(lowered(next_logits_program(head.model, ops_, activation, options_.geometry.batch)));
+  auto logits_of = [&](std::optional<std::int64_t> rows) {
+    return fused(lowered(logits_program(head.model, ops_, activation, rows)));
+  };
+  if (options_.logits) logits = logits_of({});
+  if (options_.next_logits) next_logits = logits_of(options_.geometry.batch);
   if (!head.evaluate.outputs.empty()) count_loss(head.evaluate, ops_);
   head.evaluate = fused(head.evaluate);
   if (!options_.train) return;

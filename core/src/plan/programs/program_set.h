@@ -17,12 +17,12 @@ namespace quern {
 /// A class of layers (or embedding or head) between the passes.
 struct Stage {
   std::string name;
-  Program model;                        ///< as rotated
-  JointProgram joint;                   ///< differentiated
-  Program transposing;                  ///< lowered, with all transposed copies that the precision backend asks for
-  LoweredProgram lowered;               ///< with the copies that the device's matmuls need
-  PartitionedProgram split;             ///< layers and embedding only
-  Program forward, backward, evaluate;  ///< fused; the head's `forward` is its whole training program
+  Program model;                  ///< as rotated
+  JointProgram joint = {};        ///< differentiated
+  Program transposing = {};       ///< lowered, with all transposed copies that the precision backend asks for
+  LoweredProgram lowered = {};    ///< with the copies that the device's matmuls need
+  PartitionedProgram split = {};  ///< layers and embedding only
+  Program forward = {}, backward = {}, evaluate = {};  ///< fused; the head's `forward` is its whole training program
 };
 
 /// The recomputed values: `recomputed`, but in the first `richer_layers` layers only `fewer`.

@@ -5,38 +5,14 @@
 
 #include <doctest/doctest.h>
 
-#include "plan/plan.h"
 #include "plan/test_plans.h"
 #include "quern/error.h"
-#include "quern/testkit/forwarding_device.h"
 #include "quern/testkit/refusal.h"
 #include "quern/testkit/tiny_model.h"
 
 using namespace quern;
 
 namespace {
-
-/// Plans only. Has every op, and offers one fused form, for at most 32 tokens.
-class SmallFusions final : public testkit::ForwardingDevice {
- public:
-  SmallFusions() : ForwardingDevice(nullptr) {}
-  const DeviceTraits& traits() const override { return traits_; }
-  std::span<const Fusion> fusions() const override { return fusions_; }
-  OpSupport query(const OpInstance& op) const override {
-    if (op.kind != fusions_[0].kind || op.inputs[0].extents[0] <= 32) return {};
-    return {"more than 32 tokens", 0};
-  }
-
- private:
-  DeviceTraits traits_{.id = "small", .name = {}, .matmul_rates = {}};
-  std::vector<Fusion> fusions_{{"add_rms_norm", "s = add(a, b); y, r = rms_norm(s, w)"}};
-};
-
-class NoState final : public Optimizer {
- public:
-  std::vector<OptimizerState> states(const ParameterSpec&) const override { return {}; }
-  void update(UpdateBuilder&, const ParameterSpec&) const override {}
-};
 
 int count_kind(const Program& program, const std::string& kind) {
   return static_cast<int>(
@@ -46,16 +22,16 @@ int count_kind(const Program& program, const std::string& kind) {
 }  // namespace
 
 TEST_CASE("a fused form is planned where the device takes it, and its parts elsewhere") {
-  const testkit::TinyModel model;
-  const testkit::PlainPrecision precision;
-  const SmallFusions device;
-  const NoState optimizer;
-  const std::vector<OpSpec> custom;
+  PlanningDevice device([](const OpInstance& op) {
+    const bool large = op.kind == "add_rms_norm" && op.inputs[0].extents[0] > 32;
+    return OpSupport{large ? "more than 32 tokens" : "", 0};
+  });
+  device.own_fusions = {{"add_rms_norm", "s = add(a, b); y, r = rms_norm(s, w)"}};
   for (std::int64_t sequence : {16, 17}) {
     PlanOptions options;
     options.geometry = {2, sequence};
     options.next_logits = true;
-    const Plan plan = make_plan({model, precision, device, optimizer, custom}, options);
+    const Plan plan = tiny_plan(options, device);
     const int fused = sequence == 16 ? 1 : 0;
     CAPTURE(sequence);
     for (const PlacedProgram* head : {&plan.head_train, &plan.head_evaluate, &plan.head_next}) {
@@ -120,15 +96,12 @@ TEST_CASE("an op that states no gradient is refused by name where a parameter be
        .infer =
            [](InferContext& c) { c.outputs[0].shape = c.inputs[0]->shape, c.outputs[0].dtype = c.inputs[0]->dtype; },
        .backward = [](BackwardContext&) {}}};
-  const testkit::PlainPrecision precision;
-  const PlanningDevice device;
-  const NoState optimizer;
-  testkit::check_refused(ErrorCode::config, {"program head", "no gradient", "its input"}, [&] {
-    const Stopped model;
-    make_plan({model, precision, device, optimizer, ops}, tiny_options());
-  });
-  const Stopped model({.frozen = {"embedding", "attn_norm", "qkv", "o.", "ffn_norm", "up", "down"}});
-  const Plan plan = make_plan({model, precision, device, optimizer, ops}, tiny_options());
+  auto plan_with = [&](const Stopped& model) {
+    return plan_of(model, tiny_options(), PlanningDevice(), testkit::PlainPrecision(), ops);
+  };
+  testkit::check_refused(ErrorCode::config, {"program head", "no gradient", "its input"},
+                         [&] { plan_with(Stopped()); });
+  const Plan plan = plan_with(Stopped({.frozen = {"embedding", "attn_norm", "qkv", "o.", "ffn_norm", "up", "down"}}));
   CHECK(plan.embed_backward.program.ops.empty());
   for (const LayerClass& layer : plan.classes) CHECK(layer.backward.program.ops.empty());
   CHECK(plan.head_train.program.outputs.empty());
@@ -153,14 +126,7 @@ class Renamed final : public testkit::TinyModel {
 }  // namespace
 
 TEST_CASE("a tensor without a name, or with the name that another has in a layer, is refused") {
-  const testkit::PlainPrecision precision;
-  const PlanningDevice device;
-  const NoState optimizer;
-  const std::vector<OpSpec> none;
-  auto plan = [&](const std::string& name) {
-    const Renamed model(name);
-    make_plan({model, precision, device, optimizer, none}, tiny_options());
-  };
+  auto plan = [](const std::string& name) { plan_of(Renamed(name), tiny_options()); };
   CHECK_NOTHROW(plan("a name of its own"));
   testkit::check_refused(ErrorCode::config, {"parameter final_norm.weight", "no name"}, [&] { plan(""); });
   testkit::check_refused(ErrorCode::config, {"parameter final_norm.weight", "one name", "layers.1.qkv.weight"},

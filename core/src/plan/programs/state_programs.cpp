@@ -53,20 +53,26 @@ ValueId add_named(Program& program, std::vector<TensorId>& tensors, TensorId id,
 }  // namespace
 
 ValueId StatePrograms::add_tensor(Program& program, std::vector<TensorId>& tensors, const std::string& kind,
-                                  const ParameterSpec& spec, int layer, DType dtype, const Extents& whole,
+                                  const ParameterPlan& parameter, int layer, DType dtype, const Extents& whole,
                                   const RowSlice& rows) const {
-  const Extents extents = (rows.whole() ? shards_.of(spec.name, whole) : shard_of_rows(whole, rows)).extents;
-  return add_named(program, tensors, {kind, spec.name, layer, TensorId::kOwn}, extents, dtype);
+  Extents extents = whole;
+  if (!rows.whole())
+    extents = shard_of_rows(whole, rows).extents;
+  else if (!parameter.bounds.empty())
+    extents = shard_of_rows(whole, parameter.bounds, plan_.options.state.rank).extents;
+  return add_named(program, tensors, {kind, parameter.spec.name, layer, TensorId::kOwn}, extents, dtype);
 }
 
 // Layer by layer, so that each layer's sums are contiguous.
 Op StatePrograms::squares_of(PlacedProgram& to, const Takes& takes) const {
   Op squares{.kind = "sum_squares", .inputs = {}, .outputs = {}, .attributes = {}};
-  for (int layer = -1; layer < layers_; ++layer)
-    for (const ParameterSpec& spec : set_.parameters())
-      if (spec.trainable && (spec.group == ParameterGroup::block) == (layer >= 0) && takes(spec, layer))
-        squares.inputs.push_back(
-            add_tensor(to.program, to.tensors, names::kGradient, spec, layer, options_.gradient, spec.extents));
+  for (int layer = -1; layer < plan_.model.layers; ++layer)
+    for (const ParameterPlan& parameter : plan_.parameters) {
+      const ParameterSpec& spec = parameter.spec;
+      if (spec.trainable && (spec.group == ParameterGroup::block) == (layer >= 0) && takes(parameter, layer))
+        squares.inputs.push_back(add_tensor(to.program, to.tensors, names::kGradient, parameter, layer,
+                                            plan_.options.gradient, spec.extents));
+    }
   return squares;
 }
 
@@ -84,7 +90,7 @@ PlacedProgram StatePrograms::norm() const {
   PlacedProgram norm;
   Program& program = norm.program;
   program.name = "norm";
-  Op squares = squares_of(norm, [](const ParameterSpec&, int) { return true; });
+  Op squares = squares_of(norm, [](const ParameterPlan&, int) { return true; });
   squares.outputs.push_back(program.add_value({.name = names::kSquares,
                                                .shape = {static_cast<std::int64_t>(squares.inputs.size())},
                                                .dtype = DType::f64,
@@ -112,21 +118,22 @@ PlacedProgram StatePrograms::squares(const TensorId& sums, PlacedProgram to, Op 
 }
 
 PlacedProgram StatePrograms::squares(int layer) const {
-  return squares({names::kSquares, "", layer}, [layer](const ParameterSpec&, int wanted) { return wanted == layer; });
+  return squares({names::kSquares, "", layer}, [layer](const ParameterPlan&, int wanted) { return wanted == layer; });
 }
 
 // Piece by piece, so that a rank's are neighbours.
 Op StatePrograms::squares_of_pieces(PlacedProgram& to) const {
   Op squares{.kind = "sum_squares", .inputs = {}, .outputs = {}, .attributes = {}};
-  const auto [begin, end] = shards_.own_pieces();
-  for (int piece = begin; piece < end; ++piece)
-    for (const ParameterSpec& spec : set_.parameters()) {
-      const RowBounds& pieces = shards_.pieces(spec.name);
-      if (pieces.empty() || !spec.trainable) continue;
-      const Extents extents = shard_of_rows(spec.extents, pieces, piece).extents;
-      for_each_layer(spec, layers_, [&](int layer) {
-        squares.inputs.push_back(
-            add_named(to.program, to.tensors, {names::kGradient, spec.name, layer, piece}, extents, options_.gradient));
+  const StatePlacement& state = plan_.options.state;
+  const int count = state.shards() ? kPieces / state.ranks : kPieces, first = state.shards() ? state.rank * count : 0;
+  for (int piece = first; piece < first + count; ++piece)
+    for (const ParameterPlan& parameter : plan_.parameters) {
+      const ParameterSpec& spec = parameter.spec;
+      if (parameter.pieces.empty() || !spec.trainable) continue;
+      const Extents extents = shard_of_rows(spec.extents, parameter.pieces, piece).extents;
+      for_each_layer(spec, static_cast<int>(plan_.model.layers), [&](int layer) {
+        squares.inputs.push_back(add_named(to.program, to.tensors, {names::kGradient, spec.name, layer, piece}, extents,
+                                           plan_.options.gradient));
       });
     }
   return squares;
@@ -135,11 +142,11 @@ Op StatePrograms::squares_of_pieces(PlacedProgram& to) const {
 Program StatePrograms::sum_tree(ParameterGroup group) const {
   Program program;
   program.name = "sum_tree";
-  const std::int64_t block = block_of(options_.state);
+  const std::int64_t block = block_of(plan_.options.state);
   if (block == 1) return program;
   const std::int64_t levels = std::bit_width(static_cast<std::uint64_t>(block)) - 1;
   const ValueId step = add_step(program, names::kStep);
-  const Attributes attributes{{"block", block}, {"count", options_.state.in_tree}};
+  const Attributes attributes{{"block", block}, {"count", plan_.options.state.in_tree}};
   auto add = [&](Op& op, Value sum) {
     Value partials = sum;
     partials.name = names::kPartials;
@@ -153,7 +160,7 @@ Program StatePrograms::sum_tree(ParameterGroup group) const {
   Op gradients{.kind = "sum_tree", .inputs = {step}, .outputs = {}, .attributes = attributes}, losses = gradients;
   for (const ParameterSpec& spec : set_.parameters())
     if (spec.group == group && spec.trainable)
-      add(gradients, parameter_value(names::kGradient, spec, options_.gradient, Role::state));
+      add(gradients, parameter_value(names::kGradient, spec, plan_.options.gradient, Role::state));
   if (group == ParameterGroup::head)
     add(losses, {.name = names::kLossStats, .shape = {4}, .dtype = DType::f64, .role = Role::state});
   for (Op* op : {&gradients, &losses})
@@ -162,21 +169,24 @@ Program StatePrograms::sum_tree(ParameterGroup group) const {
 }
 
 PlacedProgram StatePrograms::squares(Split split) const {
-  if (options_.state.in_tree > 0) {
+  if (plan_.options.state.in_tree > 0) {
     if (split == Split::whole)
       return squares({names::kWholeSquares},
-                     [&](const ParameterSpec& spec, int) { return shards_.pieces(spec.name).empty(); });
+                     [](const ParameterPlan& parameter, int) { return parameter.pieces.empty(); });
     PlacedProgram to;
     Op op = squares_of_pieces(to);
-    return squares({shards_.any() ? names::kOwnSquares : names::kShardSquares}, std::move(to), std::move(op));
+    return squares({plan_.options.state.shards() ? names::kOwnSquares : names::kShardSquares}, std::move(to),
+                   std::move(op));
   }
-  return squares({split == Split::shards ? names::kShardSquares : names::kWholeSquares},
-                 [&](const ParameterSpec& spec, int) { return shards_.has(spec.name) == (split == Split::shards); });
+  return squares(
+      {split == Split::shards ? names::kShardSquares : names::kWholeSquares},
+      [&](const ParameterPlan& parameter, int) { return parameter.bounds.empty() == (split == Split::whole); });
 }
 
 PlacedProgram StatePrograms::shard_squares(int layer) const {
-  return squares({names::kShardSquares, "", layer, TensorId::kOwn},
-                 [&](const ParameterSpec& spec, int wanted) { return wanted == layer && shards_.has(spec.name); });
+  return squares({names::kShardSquares, "", layer, TensorId::kOwn}, [&](const ParameterPlan& parameter, int wanted) {
+    return wanted == layer && !parameter.bounds.empty();
+  });
 }
 
 PlacedProgram StatePrograms::norm_of_squares(const std::vector<PlacedProgram>& squares) const {
@@ -194,7 +204,7 @@ PlacedProgram StatePrograms::norm_of_squares(const std::vector<PlacedProgram>& s
       if (is_part_of_shard_squares(id))
         shards += count;
       else if (id.kind == names::kOwnSquares)  // gathered by now
-        sums.push_back(add({names::kShardSquares}, count * options_.state.ranks));
+        sums.push_back(add({names::kShardSquares}, count * plan_.options.state.ranks));
       else
         sums.push_back(add(id, count));
     }
@@ -211,8 +221,8 @@ PlacedProgram StatePrograms::amaxes(const std::vector<ScaledMaster>& masters) co
   Op op{.kind = "amax", .inputs = {}, .outputs = {}, .attributes = {}};
   std::string format = masters.front().format;
   for (const ScaledMaster& master : masters) {
-    op.inputs.push_back(add_tensor(program, amaxes.tensors, names::kMaster, master.spec, master.layer, options_.master,
-                                   master.spec.extents));
+    op.inputs.push_back(add_tensor(program, amaxes.tensors, names::kMaster, plan_.parameter(master.spec.name),
+                                   master.layer, plan_.options.master, master.spec.extents));
     if (master.format == name_of(DType::i8)) format = master.format;
   }
   op.attributes.set("format", std::move(format));
@@ -224,25 +234,28 @@ PlacedProgram StatePrograms::amaxes(const std::vector<ScaledMaster>& masters) co
   return amaxes;
 }
 
-PlacedProgram StatePrograms::update(const Plan& plan, const std::vector<UpdatePart>& parts, const char* step) const {
+PlacedProgram StatePrograms::update(const std::vector<UpdatePart>& parts, const char* step) const {
   UpdateBuilder builder = update_builder(set_.ops(), step);
   PlacedProgram update;
   for (const UpdatePart& part : parts) {
-    const ParameterSpec& spec = set_.parameters()[part.parameter];
-    const std::vector<OptimizerState>& states = plan.parameters[part.parameter].update.states;
+    const ParameterPlan& parameter = plan_.parameters[part.parameter];
+    const ParameterSpec& spec = parameter.spec;
+    const std::vector<OptimizerState>& states = parameter.update.states;
     auto add = [&](const std::string& kind, DType dtype, const Extents& whole) {
-      return add_tensor(builder.program(), update.tensors, kind, spec, part.layer, dtype, whole, part.rows);
+      return add_tensor(builder.program(), update.tensors, kind, parameter, part.layer, dtype, whole, part.rows);
     };
     UpdateBuilder::Tensors tensors{.spec = &spec, .states = states, .suffix = text_of({"", spec.name, part.layer})};
-    tensors.gradient = add(names::kGradient, options_.gradient, spec.extents);
-    tensors.master = add(names::kMaster, plan.parameters[part.parameter].master, spec.extents);
+    tensors.gradient = add(names::kGradient, plan_.options.gradient, spec.extents);
+    tensors.master = add(names::kMaster, parameter.master, spec.extents);
     for (const OptimizerState& state : states)
       tensors.state_values.push_back(add(state.name, state.dtype, state.extents));
     // Random numbers have a key for each tensor, with room for one a layer, and one for each element of the whole.
-    tensors.object =
-        static_cast<std::int64_t>(part.parameter) * (layers_ + 1) + static_cast<std::int64_t>(std::max(part.layer, 0));
-    tensors.offset = part.rows.whole() ? shards_.of(spec.name, spec.extents).first : part.rows.begin * spec.columns();
-    const bool has_master = plan.parameters[part.parameter].quantized.empty();
+    tensors.object = static_cast<std::int64_t>(part.parameter) * (plan_.model.layers + 1) + std::max(part.layer, 0);
+    if (!part.rows.whole())
+      tensors.offset = part.rows.begin * spec.columns();
+    else if (!parameter.bounds.empty())
+      tensors.offset = shard_of_rows(spec.extents, parameter.bounds, plan_.options.state.rank).first;
+    const bool has_master = parameter.quantized.empty();
     const ValueId master = tensors.master;
     const ValueId scale = has_master ? kNoValue : add(names::kMasterScale, DType::f32, {spec.extents[0]});
     builder.begin(std::move(tensors));
@@ -260,19 +273,20 @@ PlacedProgram StatePrograms::update(const Plan& plan, const std::vector<UpdatePa
   return update;
 }
 
-PlacedProgram StatePrograms::exchange(const Plan& plan, const std::vector<UpdatePart>& parts) const {
+PlacedProgram StatePrograms::exchange(const std::vector<UpdatePart>& parts) const {
   PlacedProgram exchange;
   Program& program = exchange.program;
   program.name = "exchange";
   Op op{.kind = "exchange", .inputs = {}, .outputs = {}, .attributes = {}};
   for (const UpdatePart& part : parts) {
-    const ParameterSpec& spec = set_.parameters()[part.parameter];
-    for (const OptimizerState& state : plan.parameters[part.parameter].update.states) {
+    const ParameterPlan& parameter = plan_.parameters[part.parameter];
+    for (const OptimizerState& state : parameter.update.states) {
       if (!state.evaluated) continue;
       auto add = [&](const std::string& kind, DType dtype, const Extents& whole) {
-        op.inputs.push_back(add_tensor(program, exchange.tensors, kind, spec, part.layer, dtype, whole, part.rows));
+        op.inputs.push_back(
+            add_tensor(program, exchange.tensors, kind, parameter, part.layer, dtype, whole, part.rows));
       };
-      add(names::kMaster, options_.master, spec.extents);
+      add(names::kMaster, plan_.options.master, parameter.spec.extents);
       add(state.name, state.dtype, state.extents);
     }
   }
@@ -282,7 +296,7 @@ PlacedProgram StatePrograms::exchange(const Plan& plan, const std::vector<Update
 }
 
 std::vector<Value> StatePrograms::quantized_master(const ParameterSpec& spec) const {
-  if (options_.masters || !spec.trainable) return {};
+  if (plan_.options.masters || !spec.trainable) return {};
   std::vector<const Stage*> stages{&set_.embed, &set_.head};
   for (const Stage& stage : set_.classes) stages.push_back(&stage);
   if (parameters_read(stages, set_).contains(spec.name)) return {};
@@ -299,7 +313,7 @@ std::vector<Value> StatePrograms::quantized_master(const ParameterSpec& spec) co
 
 DType StatePrograms::master_dtype(const ParameterSpec& spec) const {
   if (!quantized_master(spec).empty()) return DType::i8;
-  return spec.trainable ? options_.master : parts_.precision.traits().working;
+  return spec.trainable ? plan_.options.master : parts_.precision.traits().working;
 }
 
 Program StatePrograms::refresh(const ParameterSpec& spec, const std::vector<const Stage*>& stages) const {
@@ -320,7 +334,7 @@ Program StatePrograms::refresh(const ParameterSpec& spec, const std::vector<cons
   for (const Stage* stage : stages)
     for (const WorkingCopy& copy : stage->lowered.working_copies) {
       if (copy.parameter != spec.name || !seen.insert(copy.kind + copy.values[0].name).second) continue;
-      if (shards_.any())  // of shards a transposed copy is made by way of the other
+      if (plan_.options.state.shards())  // of shards a transposed copy is made by way of the other
         for (const auto& [to, from] : set_.ops().at(copy.kind).transposed)
           if (used.contains(copy.values[static_cast<std::size_t>(to)].name))
             used.insert(copy.values[static_cast<std::size_t>(from)].name);

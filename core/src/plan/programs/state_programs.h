@@ -28,13 +28,10 @@ class StatePrograms {
  public:
   enum class Split { shards, whole };
 
-  /// All arguments outlive it. Masters, gradients and optimizer state are this rank's shards.
-  StatePrograms(const PlanParts& parts, const PlanOptions& options, const ProgramSet& set, const Shards& shards)
-      : parts_(parts),
-        options_(options),
-        set_(set),
-        shards_(shards),
-        layers_(static_cast<int>(parts.model.traits().layers)) {}
+  /// All arguments outlive it; the plan gets its parameters later. Masters, gradients and optimizer state are this
+  /// rank's shards.
+  StatePrograms(const PlanParts& parts, const ProgramSet& set, const Plan& plan)
+      : parts_(parts), set_(set), plan_(plan) {}
 
   /// The norm of all gradients, and what it is clipped by.
   PlacedProgram norm() const;
@@ -52,9 +49,9 @@ class StatePrograms {
   /// The largest magnitudes of those masters.
   PlacedProgram amaxes(const std::vector<ScaledMaster>& masters) const;
   /// Updates these parts, under the state of the step that `step` names.
-  PlacedProgram update(const Plan& plan, const std::vector<UpdatePart>& parts, const char* step) const;
+  PlacedProgram update(const std::vector<UpdatePart>& parts, const char* step) const;
   /// Exchanges the masters of these parts for the states that are evaluated (OptimizerState::evaluated).
-  PlacedProgram exchange(const Plan& plan, const std::vector<UpdatePart>& parts) const;
+  PlacedProgram exchange(const std::vector<UpdatePart>& parts) const;
   /// Values and scales that take the place of the parameter's master, without PlanOptions::masters: in int8, and all
   /// that ops read of it. Empty: it has a master.
   std::vector<Value> quantized_master(const ParameterSpec& spec) const;
@@ -70,7 +67,7 @@ class StatePrograms {
   static Program amax_of(const Value& tensor, const std::string& name, const std::string& format);
 
  private:
-  using Takes = std::function<bool(const ParameterSpec& spec, int layer)>;
+  using Takes = std::function<bool(const ParameterPlan& parameter, int layer)>;
   /// One op over the gradients that `takes` takes, layer by layer.
   Op squares_of(PlacedProgram& to, const Takes& takes) const;
   PlacedProgram squares(const TensorId& sums, const Takes& takes) const;
@@ -80,14 +77,12 @@ class StatePrograms {
   static void add_clip(Program& program, const std::vector<ValueId>& sums);
   /// This rank's part of a tensor, or these rows; `whole`: over all ranks.
   ValueId add_tensor(Program& program, std::vector<TensorId>& tensors, const std::string& kind,
-                     const ParameterSpec& spec, int layer, DType dtype, const Extents& whole,
+                     const ParameterPlan& parameter, int layer, DType dtype, const Extents& whole,
                      const RowSlice& rows = {}) const;
 
   const PlanParts& parts_;
-  const PlanOptions& options_;
   const ProgramSet& set_;
-  const Shards& shards_;
-  int layers_;
+  const Plan& plan_;
 };
 
 }  // namespace quern

@@ -22,9 +22,7 @@ class Splitter {
       : plan_(plan), refreshes_(refreshes), limit_(plan.options.update_window_bytes) {}
 
   std::vector<UpdateWindow> run() {
-    add_group(ParameterGroup::embedding, -1);
-    for (int layer = 0; layer < static_cast<int>(plan_.model.layers); ++layer) add_group(ParameterGroup::block, layer);
-    add_group(ParameterGroup::head, -1);
+    for_each_group(plan_.model.layers, [&](ParameterGroup group, int layer) { add_group(group, layer); });
     return std::move(windows_);
   }
 

@@ -51,9 +51,7 @@ class Summing final : public testkit::TinyModel {
 Plan plan_of(const PlanOptions& options, const Attributes& attributes = {}, Summed summed = Summed::stream) {
   PlanningDevice device([](const OpInstance& op) { return OpSupport{op.kind == kAllReduce ? "no kernel" : "", 0}; });
   device.device_traits.alignment = 16;
-  const AdamW optimizer{AdamWOptions{}};
-  return make_plan({Summing(attributes, summed), testkit::PlainPrecision(DType::bf16), device, optimizer, kOps},
-                   options);
+  return plan_of(Summing(attributes, summed), options, device, testkit::PlainPrecision(DType::bf16), kOps);
 }
 
 std::vector<Plan> plans_with(int ranks, bool stored, const Attributes& attributes = {}) {
@@ -71,8 +69,7 @@ std::vector<std::size_t> own_collectives(const Plan& plan, Run run) {
   std::vector<std::size_t> found;
   const std::vector<Action>& actions = plan.schedules[run].actions;
   for (std::size_t i = 0; i < actions.size(); ++i)
-    if (actions[i].kind == ActionKind::collective &&
-        plan.schedules.tasks[static_cast<std::size_t>(actions[i].task)].program.starts_with("head"))
+    if (actions[i].kind == ActionKind::collective && plan.schedules.task_of(actions[i]).program.starts_with("head"))
       found.push_back(i);
   return found;
 }
@@ -94,7 +91,7 @@ TEST_CASE("an op that sums over ranks is a collective of its axis, forward and b
           for (const std::size_t i : own_collectives(plan, Run::later)) {
             const Action& action = plan.schedules[Run::later].actions[i];
             CHECK(action.lane == Lane::communication);
-            CHECK((plan.schedules.tasks[static_cast<std::size_t>(action.task)].axis == Axis::machine) == (*axis != 0));
+            CHECK((plan.schedules.task_of(action).axis == Axis::machine) == (*axis != 0));
           }
         }
         CHECK(faults_of(plans) == std::vector<std::string>{});

@@ -7,7 +7,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "plan/schedule/schedule.h"
+#include "plan/schedule.h"
 
 namespace quern {
 

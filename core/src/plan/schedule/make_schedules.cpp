@@ -70,8 +70,7 @@ class Maker {
       const Access access = places_.tensor(tensor);
       set_.lasting.resize(set_.values.size(), false);
       set_.lasting[static_cast<std::size_t>(access.value)] = true;
-      if (tensor.owner == TensorOwner::master || tensor.owner == TensorOwner::optimizer ||
-          tensor.owner == TensorOwner::precision || tensor.kind == names::kRows || tensor.kind == names::kMaster ||
+      if (tensor.is_training_state() || tensor.kind == names::kRows || tensor.kind == names::kMaster ||
           tensor.kind == names::kPartials)
         set_.held.push_back(access);
     }
@@ -83,11 +82,10 @@ class Maker {
   // What a program runs, by whether it observes.
   struct Reading {
     std::vector<bool> runs, read;
+    std::map<std::pair<std::size_t, std::vector<bool>>, std::int32_t> tasks = {};  ///< by op and the outputs it adds to
   };
   struct Known {
     Reading plain, observed;
-    std::map<std::pair<std::size_t, std::vector<bool>>, std::int32_t> tasks;  ///< by op and the outputs it adds to
-    std::map<std::pair<std::size_t, std::vector<bool>>, std::int32_t> observed_tasks;
   };
 
   Known& known(const PlacedProgram& placed) {
@@ -109,8 +107,7 @@ class Maker {
       return;
     }
     Known& known = this->known(*stop.program);
-    const Reading& reading = observes(run) ? known.observed : known.plain;
-    auto& tasks = observes(run) ? known.observed_tasks : known.tasks;
+    Reading& reading = observes(run) ? known.observed : known.plain;
     has_sum.resize(set_.values.size(), false);
     std::vector<bool> in_slot(set_.values.size(),
                               false);  // as has_sum, of gradients that are reduced behind this program
@@ -127,7 +124,7 @@ class Maker {
         adds[o] = !(starts_sums(run) || alone) || has;
         has = true;
       }
-      auto [it, fresh] = tasks.try_emplace({i, adds}, 0);
+      auto [it, fresh] = reading.tasks.try_emplace({i, adds}, 0);
       if (fresh) it->second = add_task(program, op, reading.read, adds);
       add_launch(set_[run], stop, i, it->second, accesses);
     }

@@ -31,7 +31,7 @@ std::map<std::string, std::vector<bool>> adds(const Plan& plan, Run run) {
   const RunSchedule& schedule = plan.schedules[run];
   for (const Action& action : schedule.actions) {
     if (action.kind != ActionKind::launch) continue;
-    const Task& task = plan.schedules.tasks[static_cast<std::size_t>(action.task)];
+    const Task& task = plan.schedules.task_of(action);
     for (std::size_t o = 0; o < task.instance.outputs.size(); ++o) {
       const bool sums = std::find(task.summed.begin(), task.summed.end(), static_cast<int>(o)) != task.summed.end();
       CHECK(sums == task.instance.outputs[o].accumulate);
@@ -100,7 +100,7 @@ TEST_CASE("tasks of layers that are alike are shared, and named for people") {
   const RunSchedule& schedule = plan.schedules[Run::first];
   std::map<std::int32_t, Names> qkv;  // by task, what it makes
   for (const Action& action : schedule.actions)
-    if (plan.schedules.tasks[static_cast<std::size_t>(action.task)].name == "matmul qkv")
+    if (plan.schedules.task_of(action).name == "matmul qkv")
       qkv[action.task].push_back(name(plan, schedule.writes(action)[0]));
   REQUIRE(qkv.size() == 2);  // of the first block, which has nothing to add, and of the others
   CHECK(qkv.begin()->second == Names{"qkv@0"});

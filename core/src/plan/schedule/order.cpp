@@ -29,14 +29,6 @@ Stop meeting(Meeting kind, Group group = Group::block, int layer = -1) {
 bool in_stores(const Plan& plan) { return plan.options.state.gradients.memory != kOnDevice; }
 bool ranks_meet(const Plan& plan) { return plan.options.state.meet; }
 
-/// visit(group, layer), in the order of the forward pass; -1 outside the layers.
-template <class Visit>
-void each_group(const Plan& plan, Visit visit) {
-  visit(Group::embedding, -1);
-  for (int layer = 0; layer < layers_of(plan); ++layer) visit(Group::block, layer);
-  visit(Group::head, -1);
-}
-
 /// The programs that make the rest of gathered working copies.
 void add_rest(const Plan& plan, std::vector<Stop>& order, Group group, int layer) {
   for (const ParameterPlan& parameter : plan.parameters)
@@ -89,12 +81,13 @@ void add_applied(const Plan& plan, std::vector<Stop>& order, Group group, int la
 }
 
 void add_all_rest(const Plan& plan, std::vector<Stop>& order) {
-  if (ranks_meet(plan)) each_group(plan, [&](Group group, int layer) { add_rest(plan, order, group, layer); });
+  if (ranks_meet(plan))
+    for_each_group(plan.model.layers, [&](Group group, int layer) { add_rest(plan, order, group, layer); });
 }
 
 std::vector<Stop> apply(const Plan& plan) {
   std::vector<Stop> order;
-  each_group(plan, [&](Group group, int layer) { add_applied(plan, order, group, layer); });
+  for_each_group(plan.model.layers, [&](Group group, int layer) { add_applied(plan, order, group, layer); });
   add_all_rest(plan, order);
   return order;
 }
@@ -123,7 +116,7 @@ std::vector<Stop> training(const Plan& plan, const MicroStep& step) {
       order.push_back({.program = &plan.squares[static_cast<std::size_t>(layer + 1)], .layer = layer, .joins = true});
   };
   if (applies && !step.updates)
-    each_group(plan, [&](Group group, int layer) { add_applied(plan, order, group, layer); });
+    for_each_group(plan.model.layers, [&](Group group, int layer) { add_applied(plan, order, group, layer); });
   update_before(-1);
   finish_gather(Group::embedding);
   add_program(plan, order, {&plan.embed, Flow::forward, -1, -1, 0});
@@ -194,7 +187,8 @@ std::vector<Stop> refresh(const Plan& plan) {
   add_amaxes(plan, order);
   for (const Stop& stop : each_parameter(plan, &ParameterForms::refresh)) order.push_back(stop);
   if (ranks_meet(plan))
-    each_group(plan, [&](Group group, int layer) { order.push_back(meeting(Meeting::gather, group, layer)); });
+    for_each_group(plan.model.layers,
+                   [&](Group group, int layer) { order.push_back(meeting(Meeting::gather, group, layer)); });
   add_all_rest(plan, order);
   return order;
 }

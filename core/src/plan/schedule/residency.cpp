@@ -167,7 +167,7 @@ std::vector<Window> windows_of(const ScheduleSet& set, const RunSchedule& schedu
         window.held[home_of(home.place)] = {.home = home, .changed = true, .put = true};
       }
       if (action.kind != ActionKind::launch && action.kind != ActionKind::collective) continue;
-      const Task& task = set.tasks[static_cast<std::size_t>(action.task)];
+      const Task& task = set.task_of(action);
       auto listed = [](const std::vector<std::int32_t>& list, std::size_t at) {
         return std::find(list.begin(), list.end(), static_cast<std::int32_t>(at)) != list.end();
       };
@@ -261,11 +261,10 @@ class Acquirer {
       if (held.kept >= 0) kept_[home] = held.copy;
       if (!held.fetched) continue;
       const Access here{slot_of(window, held), held.copy, held.home.version};
-      if (held.home.place.space == Space::ranks) {
+      if (held.home.place.space == Space::ranks)
         gather(here, set_.over_ranks.at(held.home.place.offset), held.part, first);
-        continue;
-      }
-      get(held.home, here, first);
+      else
+        get(held.home, here, first);
     }
   }
 
@@ -275,36 +274,30 @@ class Acquirer {
     for (const auto& [home, held] : window.held) {
       if (!held.changed || held.put) continue;
       const Access here{slot_of(window, held), held.copy, held.version};
-      if (held.home.place.space == Space::ranks) {
+      if (held.home.place.space == Space::ranks)
         reduce(here, held.home, first);
-        continue;
-      }
-      put(here, {held.home.place, held.home.value, held.version}, first);
+      else
+        put(here, {held.home.place, held.home.value, held.version}, first);
     }
   }
 
   std::int32_t copy_of(const Access& home) {
-    const std::string name = set_.values[static_cast<std::size_t>(home.value)];
-    set_.values.push_back(name + " in a slot");
+    set_.values.push_back(set_.values[static_cast<std::size_t>(home.value)] + " in a slot");
     set_.lasting.push_back(false);
     set_.copy_of.resize(set_.values.size());
     set_.copy_of.back() = home;
     return static_cast<std::int32_t>(set_.values.size() - 1);
   }
 
+  void add(const Action& first, ActionKind kind, std::int32_t task, std::span<const Access> reads,
+           std::span<const Access> writes, Lane lane = Lane::communication) {
+    to_.add({.kind = kind, .lane = lane, .task = task, .layer = first.layer, .window = first.window}, reads, writes);
+  }
   void get(const Access& home, const Access& here, const Action& first) {
-    to_.add({.kind = ActionKind::get, .lane = Lane::copy_in, .layer = first.layer, .window = first.window}, {&home, 1},
-            {&here, 1});
+    add(first, ActionKind::get, -1, {&home, 1}, {&here, 1}, Lane::copy_in);
   }
   void put(const Access& here, const Access& home, const Action& first) {
-    to_.add({.kind = ActionKind::put, .lane = Lane::copy_out, .layer = first.layer, .window = first.window}, {&here, 1},
-            {&home, 1});
-  }
-
-  void add(const Action& first, ActionKind kind, std::int32_t task, std::span<const Access> reads,
-           std::span<const Access> writes) {
-    to_.add({.kind = kind, .lane = Lane::communication, .task = task, .layer = first.layer, .window = first.window},
-            reads, writes);
+    add(first, ActionKind::put, -1, {&here, 1}, {&home, 1}, Lane::copy_out);
   }
 
   void gather(const Access& whole, const OverRanks& over, std::int32_t version, const Action& first) {

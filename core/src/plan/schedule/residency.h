@@ -5,23 +5,10 @@
 // behind it. What lives on the device, or in a store in which kernels work in place, stays where it is.
 
 #include <cstdint>
-#include <map>
-#include <utility>
 
-#include "plan/schedule/schedule.h"
+#include "plan/schedule.h"
 
 namespace quern {
-
-/// By store and offset of their ends: bytes that values which end there have more on another rank.
-using SpareBytes = std::map<std::pair<std::int32_t, std::int64_t>, std::int64_t>;
-
-/// Memory of the arena in which windows have their slots, one behind the other and from the beginning again.
-struct SlotRing {
-  std::int64_t offset = 0;  ///< in the arena
-  std::int64_t bytes = 0;   ///< at least the largest window's
-  SpareBytes spare = {};    ///< with which slots are at the same places on all ranks
-  std::int64_t kept = 0;    ///< behind them: for values that stay from the first window that reads them to the last
-};
 
 /// A ring, at offset 0, of the size of any window, the `ahead` that follow it, and the one before it if windows are put
 /// back; without bytes when the schedules use no store. `alignment` is of every value.

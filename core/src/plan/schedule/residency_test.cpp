@@ -238,8 +238,7 @@ TEST_CASE("work split over windows is the resident plan's work") {
   auto kinds = [](const Plan& plan, Run run) {
     std::multiset<std::string> found;
     for (const Action& action : plan.schedules[run].actions)
-      if (action.kind == ActionKind::launch)
-        found.insert(plan.schedules.tasks[static_cast<std::size_t>(action.task)].instance.kind);
+      if (action.kind == ActionKind::launch) found.insert(plan.schedules.task_of(action).instance.kind);
     return found;
   };
   PlanOptions options = tiny_options();

@@ -7,7 +7,7 @@
 #include <utility>
 #include <vector>
 
-#include "plan/schedule/byte_ranges.h"
+#include "plan/byte_ranges.h"
 #include "plan/schedule/lane_clocks.h"
 
 namespace quern {
@@ -34,7 +34,7 @@ void each_touch(const ScheduleSet& set, const RunSchedule& schedule, const Actio
   for (const Access& access : reads) present(access, false);
   for (const Access& access : schedule.writes(action)) present(access, true);
   if (action.task < 0) return;
-  const Task& task = set.tasks[static_cast<std::size_t>(action.task)];
+  const Task& task = set.task_of(action);
   for (std::int32_t input : task.changed) present(reads[static_cast<std::size_t>(input)], true);
 }
 
@@ -272,7 +272,7 @@ class Synchronizer {
     return unit.lane != Lane::compute || beside_.touches(place);
   }
   std::optional<std::int32_t> exclusive_task(const Action& action) const {
-    const bool alone = action.task >= 0 && set_.tasks[static_cast<std::size_t>(action.task)].exclusive;
+    const bool alone = action.task >= 0 && set_.task_of(action).exclusive;
     return alone ? std::optional(action.task) : std::nullopt;
   }
   Unit* unit_of(std::size_t lane, std::int64_t number) {

@@ -2,7 +2,7 @@
 // Order between lanes, a pass over schedules: actions of two lanes that touch the same bytes, one of them writing, get
 // an event between them. No other pass says what waits for what.
 
-#include "plan/schedule/schedule.h"
+#include "plan/schedule.h"
 
 namespace quern {
 

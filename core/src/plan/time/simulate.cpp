@@ -53,7 +53,7 @@ double store_rate(const ScheduleSet& set, const Action& action, const Place& fro
 Work work_of(const ScheduleSet& set, const RunSchedule& schedule, const Action& action, const DeviceTraits& device) {
   const auto reads = schedule.reads(action), writes = schedule.writes(action);
   auto seconds = [](auto bytes, double rate) { return rate > 0 ? static_cast<double>(bytes) / rate : 0; };
-  auto task = [&]() -> const Task& { return set.tasks[static_cast<std::size_t>(action.task)]; };
+  auto task = [&]() -> const Task& { return set.task_of(action); };
   switch (action.kind) {
     case ActionKind::launch: return work_of(schedule, action, task(), device);
     case ActionKind::collective: return {seconds(traffic_of(task().instance), device.peer_rate)};

@@ -17,9 +17,8 @@ namespace {
 /// Whose what a launch works on in a store is; the first of them.
 std::optional<TensorOwner> owner_in_place(const RunSchedule& schedule, const Action& action,
                                           const StoreOwners& owners) {
-  for (const auto& accesses : {schedule.reads(action), schedule.writes(action)})
-    for (const Access& access : accesses)
-      if (access.place.present() && access.place.space == Space::store) return owners.of(access.place);
+  for (const Access& access : schedule.operands_of(action))
+    if (access.place.present() && access.place.space == Space::store) return owners.of(access.place);
   return {};
 }
 
@@ -50,7 +49,7 @@ std::vector<StoreWait> store_waits(const Plan& plan, const RunSchedule& schedule
     total = std::max(total, times[i].end);
     if (action.kind == ActionKind::launch)
       if (const std::optional<TensorOwner> owner = owner_in_place(schedule, action, owners)) {
-        const double computed = times[i].begin + plan.schedules.tasks[static_cast<std::size_t>(action.task)].seconds;
+        const double computed = times[i].begin + plan.schedules.task_of(action).seconds;
         if (computed < times[i].end) waits.push_back({{computed, times[i].end}, *owner});
       }
     if (action.kind != ActionKind::get && action.kind != ActionKind::put) continue;
@@ -108,7 +107,7 @@ StepTime step_time(const Plan& plan, std::int64_t micro_batches,
       step.unhidden[owner] += static_cast<double>(count) * (time.end - time.begin);
     for (const Action& action : plan.schedules[run].actions) {
       if (action.kind != ActionKind::launch) continue;
-      const Task& task = plan.schedules.tasks[static_cast<std::size_t>(action.task)];
+      const Task& task = plan.schedules.task_of(action);
       if (task.slow.empty()) continue;
       SlowLaunches& slow = step.slow[task.slow];
       slow.seconds += static_cast<double>(count) * task.seconds;

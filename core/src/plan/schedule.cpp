@@ -1,8 +1,8 @@
-#include "plan/schedule/schedule.h"
+#include "plan/schedule.h"
 
 #include <algorithm>
 
-#include "plan/schedule/byte_ranges.h"
+#include "plan/byte_ranges.h"
 
 namespace quern {
 
@@ -127,8 +127,7 @@ void number_versions(const ScheduleSet& set, RunSchedule& schedule) {
     for (Access& access : reads)
       if (access.value >= 0) access.version = writes_of(access);
     if (action.task >= 0)
-      for (std::int32_t input : set.tasks[static_cast<std::size_t>(action.task)].changed)
-        write(reads[static_cast<std::size_t>(input)]);
+      for (std::int32_t input : set.task_of(action).changed) write(reads[static_cast<std::size_t>(input)]);
     for (Access& access : writes)
       if (access.value >= 0) access.version = write(access);
   }

@@ -1,6 +1,6 @@
 #pragma once
-// A step as data: schedules are lists of actions on streams, and what an action touches are ranges of memories. The
-// planner builds them (make_schedules.h), check_schedules.h proves them free of races, the engine binds and runs them.
+// A step as data: schedules are lists of actions on streams, and what an action touches are ranges of memories.
+// schedule/ makes them, laws/ proves them free of races, time/ simulates them, the engine binds and runs them.
 
 #include <compare>
 #include <cstdint>
@@ -164,6 +164,10 @@ struct RunSchedule {
   std::span<const Access> writes(const Action& action) const {
     return {operands.data() + action.first + action.reads, action.writes};
   }
+  /// All of them: what it reads, then what it writes.
+  std::span<const Access> operands_of(const Action& action) const {
+    return {operands.data() + action.first, action.reads + action.writes};
+  }
   /// Appends the action with these operands.
   void add(Action action, std::span<const Access> reads, std::span<const Access> writes);
   bool empty() const { return actions.empty(); }
@@ -189,6 +193,8 @@ struct ScheduleSet {
   std::vector<Access> held;  ///< what is there before the first run: masters, states, zeroed or written
   std::deque<RunSchedule> runs;
 
+  /// Of a launch or collective.
+  const Task& task_of(const Action& action) const { return tasks[static_cast<std::size_t>(action.task)]; }
   /// Without the last one's and the updates' variant where there is none.
   Run run_of(MicroStep step) const;
   const RunSchedule& operator[](const Run& run) const;
@@ -198,6 +204,17 @@ struct ScheduleSet {
   bool has_slot(const Place& place) const;
   /// The access itself, or to what it is a copy of, where that is at home.
   Access at_home(const Access& access) const;
+};
+
+/// By store and offset of their ends: bytes that values which end there have more on another rank.
+using SpareBytes = std::map<std::pair<std::int32_t, std::int64_t>, std::int64_t>;
+
+/// Memory of the arena in which windows have their slots, one behind the other and from the beginning again.
+struct SlotRing {
+  std::int64_t offset = 0;  ///< in the arena
+  std::int64_t bytes = 0;   ///< at least the largest window's
+  SpareBytes spare = {};    ///< with which slots are at the same places on all ranks
+  std::int64_t kept = 0;    ///< behind them: for values that stay from the first window that reads them to the last
 };
 
 /// Sets Access::version of all operands, as the actions' order has it.
