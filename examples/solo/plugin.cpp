@@ -49,15 +49,26 @@ class Solo final : public Communicator {
   }
 
   // ---- hot path: enqueued on `stream`, never awaited. A sum over one rank is there already ----
-  void all_reduce(const View& in_out, Reduction, Stream) override { begin(in_out); }
-  void reduce_scatter(const View& in, const View& out, Counts, Reduction, Stream stream) override {
-    copy(in, out, stream);
+  void all_reduce(const View& in_out, Reduction reduction, Stream) override {
+    need_reducible(in_out, reduction);
+    begin(in_out);
   }
-  void all_gather(const View& in, const View& out, Counts, Stream stream) override { copy(in, out, stream); }
-  void all_to_all(const View& in, const View& out, Counts, Stream stream) override { copy(in, out, stream); }
-  void broadcast(const View& in_out, int, Stream) override { begin(in_out); }
-  void send(const View&, int, Stream) override { refuse_peer(); }
-  void receive(const View&, int, Stream) override { refuse_peer(); }
+  void reduce_scatter(const View& in, const View& out, Counts counts, Reduction reduction, Stream stream) override {
+    need_reducible(in, reduction);
+    copy(in, out, counts, stream);
+  }
+  void all_gather(const View& in, const View& out, Counts counts, Stream stream) override {
+    copy(in, out, counts, stream);
+  }
+  void all_to_all(const View& in, const View& out, Counts counts, Stream stream) override {
+    copy(in, out, counts, stream);
+  }
+  void broadcast(const View& in_out, int root, Stream) override {
+    need(root == 0, "a broadcast from a rank that is not there");
+    begin(in_out);
+  }
+  void send(const View&, int, Stream) override { need(false, "there is no other rank"); }
+  void receive(const View&, int, Stream) override { need(false, "there is no other rank"); }
 
   // ---- faults ----
   std::optional<std::string> error() override {
@@ -68,20 +79,34 @@ class Solo final : public Communicator {
   void abort() noexcept override { aborted_ = true; }
 
  private:
-  [[noreturn]] static void refuse_peer() { fail_internal("communicator solo", "has no other rank"); }
-
-  /// A collective of memory that peers would not know is refused, though here there are none.
-  void begin(const View& view) {
-    ++calls_;
-    const char* memory = view.as<char>();
-    const auto behind = buffers_.upper_bound(memory);
-    if (behind == buffers_.begin() || memory + view.bytes() > std::prev(behind)->first + std::prev(behind)->second)
-      fail_internal("communicator solo", "a view of memory that is not registered");
+  // ---- calls that peers could not answer are refused, though here there are none ----
+  static void need(bool fits, const char* otherwise) {
+    if (!fits) fail_internal("communicator solo", otherwise);
   }
 
-  void copy(const View& in, const View& out, Stream stream) {
+  static void need_reducible(const View& view, Reduction reduction) {
+    const bool sums_alone = view.dtype == DType::bf16 || view.dtype == DType::f64;
+    need(view.dtype == DType::f32 || (sums_alone && reduction == Reduction::sum), "a dtype that is not reduced");
+  }
+
+  void need_registered(const View& view) const {
+    const char* memory = view.as<char>();
+    const auto behind = buffers_.upper_bound(memory);
+    need(behind != buffers_.begin() && memory + view.bytes() <= std::prev(behind)->first + std::prev(behind)->second,
+         "a view of memory that is not registered");
+  }
+
+  void begin(const View& view) {
+    need_registered(view);
+    ++calls_;
+  }
+
+  void copy(const View& in, const View& out, Counts counts, Stream stream) {
+    need(counts.empty() || (counts.size() == 1 && counts[0] == in.count()), "counts that do not fill the whole");
+    need(out.count() == in.count() && out.dtype == in.dtype, "slabs of other sizes or dtypes");
+    need_registered(out);
     begin(in);
-    if (in.data != out.data) device_->copy(out.data, in.data, in.bytes(), stream);
+    if (!error() && in.data != out.data) device_->copy(out.data, in.data, in.bytes(), stream);
   }
 
   Options options_;

@@ -15,15 +15,14 @@ std::string broken_plugin(const std::string& kind, const std::string& id) {
 }
 
 Report checked(const std::string& kind, const std::string& id, const std::vector<std::string>& only) {
+  return checked_with(kind, id, {}, only);
+}
+
+Report checked_with(const std::string& kind, const std::string& id, const std::vector<std::string>& settings,
+                    const std::vector<std::string>& only) {
   PluginHost host = run_host();
   CheckOptions options;
   options.only = only;
-  return check(host, broken_plugin(kind, id), options);
-}
-
-Report checked_with(const std::string& kind, const std::string& id, const std::vector<std::string>& settings) {
-  PluginHost host = run_host();
-  CheckOptions options;
   options.settings = settings;
   return check(host, broken_plugin(kind, id), options);
 }

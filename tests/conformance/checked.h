@@ -13,7 +13,8 @@ std::string broken_plugin(const std::string& kind, const std::string& id);
 
 /// `only`: parts of contracts' names; empty: all contracts.
 Report checked(const std::string& kind, const std::string& id, const std::vector<std::string>& only = {});
-Report checked_with(const std::string& kind, const std::string& id, const std::vector<std::string>& settings);
+Report checked_with(const std::string& kind, const std::string& id, const std::vector<std::string>& settings,
+                    const std::vector<std::string>& only = {});
 
 /// Exactly these contracts are broken, of all or of `only`, and the first says all of `parts`.
 void check_broken(const std::string& kind, const std::string& id, const std::vector<std::string>& contracts,

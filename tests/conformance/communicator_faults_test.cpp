@@ -36,6 +36,14 @@ TEST_CASE("a communicator whose abort leaves no fault") {
   check_broken("communicator", "deaf", {"abort"}, {"error() after abort()", "got nothing"});
 }
 
+TEST_CASE("a communicator that takes calls that do not fit, or works after a fault") {
+  check_setting("communicator", "careless", "fault=calls", "wrong calls",
+                "a sum of i32 by the only rank: got accepted");
+  check_setting("communicator", "careless", "fault=goes_on", "abort", "the output of all_gather after abort(), byte 0");
+  check_broken("communicator", "writes_after", {"a rank that is killed"},
+               {"the memory of a collective after a fault, byte 0: got 0"}, {"killed"});
+}
+
 TEST_CASE("a communicator that takes memory that is not registered") {
   check_broken("communicator", "any_memory", {"memory that is not registered"},
                {"all_reduce of memory that is not registered", "accepted"});

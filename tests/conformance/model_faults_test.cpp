@@ -28,7 +28,7 @@ TEST_CASE("scratch that launches share") {
   for (const auto& [fault, part] : {std::pair("fault=1", "kernel_copy, launch "),
                                     {"fault=2", "process_copy, launch "},
                                     {"fault=3", "exclusive_copy, launch "}}) {
-    const Report report = checked_with("model", "shared_scratch", {fault});
+    const Report report = checked_with("model", "shared_scratch", {fault}, {"own ops"});
     const std::string text = report.text();
     CAPTURE(text);
     CHECK(report.count(Verdict::broken) == 2);  // own ops in f32 and in bf16

@@ -26,6 +26,14 @@ TEST_CASE("an update that leaves the last element of a tensor") {
   CHECK(text.find("after a step whose gradients are large everywhere") != std::string::npos);
 }
 
+TEST_CASE("an update that takes an element behind a tensor") {
+  const Report report = checked_with("optimizer", "ratio", {"beyond=true"}, {"locality"});
+  const std::string text = report.text();
+  CAPTURE(text);
+  CHECK(report.count(Verdict::broken) == 1);
+  CHECK(text.find("ratio_update_matrix: has written behind operand") != std::string::npos);
+}
+
 TEST_CASE("bf16 masters that are not rounded by chance, and by one draw for all elements") {
   check_setting("optimizer", "ratio", "masters=nearest", "masters in bf16", "roundings of a bf16 master's elements");
   check_setting("optimizer", "ratio", "masters=one", "masters in bf16", "roundings of a bf16 master's elements");

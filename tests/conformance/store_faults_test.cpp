@@ -55,6 +55,18 @@ TEST_CASE("a store whose puts wait for the stream") {
   check_broken("offload", "waits", {"calls that enqueue"}, {"9 calls behind work that is late"});
 }
 
+TEST_CASE("a store whose calls are slow, and do not wait for the stream") {
+  const Report report = checked("offload", "slow", {"calls that enqueue"});
+  const std::string text = report.text();
+  CAPTURE(text);
+  CHECK(report.exit_code() == 0);
+}
+
+TEST_CASE("a store that reports a fault where there is none") {
+  check_broken("offload", "false_alarm", {"put and get"},
+               {"error() of a store whose puts and gets succeed", "page 1 changed by itself"});
+}
+
 TEST_CASE("calls that leave memory or files behind") {
   check_setting("offload", "leaks", "kept=memory", "calls leave nothing", "heap after 1000 times put and get");
   check_setting("offload", "leaks", "kept=unflushed", "calls leave nothing", "heap after 1000 times put and get");

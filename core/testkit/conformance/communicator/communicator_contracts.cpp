@@ -42,16 +42,70 @@ std::string aborts(const Subject& subject) {
   run_all_ranks(1, kLimit, [&](int rank) -> std::string {
     Joined joined(subject, scratch.path(), rank, 1);
     Communicator& c = *joined.communicator;
-    const Registered& block = *new Registered(joined, 4096);  // its end would need all ranks
+    // Their end would need all ranks.
+    const Registered &from = *new Registered(joined, 4096), &to = *new Registered(joined, 4096);
+    joined.device->fill(from.memory.data(), 1, 4096, joined.stream);
+    joined.device->fill(to.memory.data(), 2, 4096, joined.stream);
     c.abort();
     const std::optional<std::string> fault = c.error();
     need(fault.has_value(), "error() after abort()", "nothing", "a fault");
-    c.all_reduce({block.memory.data(), DType::f32, {1024}}, Reduction::sum, joined.stream);
-    joined.device->synchronize(joined.stream);
+    const View in{from.memory.data(), DType::f32, {1024}}, out{to.memory.data(), DType::f32, {1024}};
+    const std::pair<const char*, std::function<void()>> calls[] = {
+        {"all_reduce", [&] { c.all_reduce(in, Reduction::sum, joined.stream); }},
+        {"broadcast", [&] { c.broadcast(in, 0, joined.stream); }},
+        {"all_gather", [&] { c.all_gather(in, out, {}, joined.stream); }},
+        {"reduce_scatter", [&] { c.reduce_scatter(in, out, {}, Reduction::sum, joined.stream); }},
+        {"all_to_all", [&] { c.all_to_all(in, out, {}, joined.stream); }}};
+    for (const auto& [name, call] : calls) {
+      call();
+      joined.device->synchronize(joined.stream);
+      need_filled(from.memory, 1, std::string("the input of ") + name + " after abort()");
+      need_filled(to.memory, 2, std::string("the output of ") + name + " after abort()");
+    }
     need_refusal("barrier() after abort()", ErrorCode::communication, [&] { c.barrier(); });
     return *fault;
   });
   return "";
+}
+
+/// Calls whose dtypes, sizes or ranks do not fit, on one rank or two.
+std::string refuses(const Subject& subject, int size) {
+  constexpr int kCalls = 10;
+  const RankDirectory scratch(subject, size);
+  run_all_ranks(size, kLimit, [&](int rank) -> std::string {
+    Joined group(subject, scratch.path(), rank, size);
+    const Registered block(group, 4096);
+    Communicator& c = *group.communicator;
+    auto view = [&](DType dtype, std::int64_t count) { return View{block.memory.data(), dtype, {count}}; };
+    int calls = 0;
+    auto refused = [&](const char* what, const std::function<void()>& call) {
+      need_refusal(what + std::string(size == 1 ? " by the only rank" : ""), ErrorCode::internal, call);
+      ++calls;
+    };
+    const std::vector<std::int64_t> counts(static_cast<std::size_t>(size), 3);
+    refused("a sum of i32", [&] { c.all_reduce(view(DType::i32, 8), Reduction::sum, group.stream); });
+    refused("a maximum of bf16", [&] { c.all_reduce(view(DType::bf16, 8), Reduction::maximum, group.stream); });
+    refused("a sum of u8, scattered", [&] {
+      c.reduce_scatter(view(DType::u8, 3 * size), view(DType::u8, 3), counts, Reduction::sum, group.stream);
+    });
+    refused("slabs that do not fill the whole",
+            [&] { c.all_gather(view(DType::u8, 3), view(DType::u8, 8), counts, group.stream); });
+    refused("a slab of another size", [&] {
+      c.reduce_scatter(view(DType::f32, 3 * size), view(DType::f32, 4), counts, Reduction::sum, group.stream);
+    });
+    refused("a slab of another dtype",
+            [&] { c.all_gather(view(DType::u8, 3), view(DType::f32, 3 * size), counts, group.stream); });
+    refused("an exchange of slabs with fewer elements",
+            [&] { c.all_to_all(view(DType::u8, 2 * size), view(DType::u8, size), {}, group.stream); });
+    refused("a broadcast from no rank", [&] { c.broadcast(view(DType::u8, 3), size, group.stream); });
+    refused("a rank that sends to itself", [&] { c.send(view(DType::u8, 3), rank, group.stream); });
+    refused("a rank that receives from itself", [&] { c.receive(view(DType::u8, 3), rank, group.stream); });
+    c.barrier();
+    need(!c.error(), "error() after calls that were refused", c.error().value_or(""), "nothing");
+    need(calls == kCalls, "calls", std::to_string(calls), std::to_string(kCalls));
+    return "";
+  });
+  return std::to_string(kCalls) + " calls";
 }
 
 /// Calls with memory that was not registered, is so no longer, or ends beyond its buffer.
@@ -131,6 +185,12 @@ void check_communicator(Report& report, const Subject& subject) {
   report.contract("memory that is not registered", [&] { return unregistered(subject); });
   report.contract("calls leave nothing", [&] { return grows(subject); });
   report.contract("abort", [&] { return aborts(subject); });
+  report.contract("wrong calls", [&] {
+    std::string text;
+    for (const int size : sizes)
+      if (size <= 2) text = refuses(subject, size) + " by each of " + std::to_string(size);
+    return text;
+  });
   if (sizes.size() > 1) check_communicator_faults(report, subject, std::min(sizes.back(), 3));
 }
 

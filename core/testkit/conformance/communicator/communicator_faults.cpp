@@ -109,8 +109,11 @@ struct Member {
   /// After a fault calls do nothing and a barrier says so.
   void need_ended() {
     const auto begin = Clock::now();
+    constexpr int kByte = 0x5a;
+    group.device->fill(block.memory.data(), kByte, block.memory.bytes(), group.stream);
     sum();
     group.device->synchronize(group.stream);
+    need_filled(block.memory, kByte, "the memory of a collective after a fault");
     need_refusal("barrier() after a fault", ErrorCode::communication, [&] { communicator().barrier(); });
     need(since(begin) < setting.soon, "a collective and a barrier after a fault", number(since(begin)) + " s",
          "less than " + number(setting.soon));
@@ -272,30 +275,6 @@ std::string missing(const Setting& setting, double timeout) {
   return "";
 }
 
-std::string refuses(const Setting& setting) {
-  const RankDirectory scratch(setting.subject, 2);
-  run_all_ranks(2, setting.soon, [&](int rank) -> std::string {
-    Joined group(setting.subject, scratch.path(), rank, 2);
-    const Registered block(group, kCount * 4);
-    Communicator& c = *group.communicator;
-    auto view = [&](DType dtype, std::int64_t count) { return View{block.memory.data(), dtype, {count}}; };
-    auto refused = [&](const char* what, auto call) { need_refusal(what, ErrorCode::internal, call); };
-    const std::int64_t counts[] = {3, 3};
-    refused("a sum of i32", [&] { c.all_reduce(view(DType::i32, 8), Reduction::sum, group.stream); });
-    refused("a maximum of bf16", [&] { c.all_reduce(view(DType::bf16, 8), Reduction::maximum, group.stream); });
-    refused("slabs that do not fill the whole",
-            [&] { c.all_gather(view(DType::u8, 3), view(DType::u8, 8), counts, group.stream); });
-    refused("a slab of another size",
-            [&] { c.reduce_scatter(view(DType::f32, 6), view(DType::f32, 4), counts, Reduction::sum, group.stream); });
-    refused("a broadcast from no rank", [&] { c.broadcast(view(DType::u8, 3), 2, group.stream); });
-    refused("a rank that sends to itself", [&] { c.send(view(DType::u8, 3), rank, group.stream); });
-    c.barrier();
-    need(!c.error(), "error() after calls that were refused", c.error().value_or(""), "nothing");
-    return "";
-  });
-  return "6 calls";
-}
-
 }  // namespace
 
 void check_communicator_faults(Report& report, const Subject& subject, int ranks) {
@@ -305,7 +284,6 @@ void check_communicator_faults(Report& report, const Subject& subject, int ranks
       return with_time(setting, [&](double timeout) { return contract(setting, timeout); });
     });
   };
-  report.contract("wrong calls", [&] { return refuses(Setting(subject, ranks)); });
   add("a call that differs", differs);
   add("a call that a rank leaves out", left_out);
   add("a rank that is late", late);

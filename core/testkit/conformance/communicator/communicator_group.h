@@ -1,8 +1,12 @@
 #pragma once
 // What the contracts of communicators share: a rank that has joined its group, and memory that its peers know.
 
+#include <algorithm>
+#include <cstdint>
 #include <exception>
 #include <memory>
+#include <string>
+#include <vector>
 
 #include "conformance/communicator/launched_ranks.h"
 #include "conformance/communicator/rank_processes.h"
@@ -54,6 +58,16 @@ struct Joined : Seat {
     communicator->connect(rendezvous, *device);
   }
 };
+
+/// All bytes of the memory are `byte`, as before a call that does nothing.
+inline void need_filled(const testkit::DeviceMemory& memory, int byte, const std::string& what) {
+  std::vector<std::uint8_t> bytes(memory.bytes());
+  memory.read(bytes.data());
+  const auto changed = std::find_if(bytes.begin(), bytes.end(), [&](std::uint8_t value) { return value != byte; });
+  if (changed != bytes.end())
+    broken(what + ", byte " + std::to_string(changed - bytes.begin()), std::to_string(*changed),
+           std::to_string(byte) + ", as before: it does nothing");
+}
 
 /// Guarded device memory, registered while this lives: made and destroyed by all ranks alike.
 class Registered {

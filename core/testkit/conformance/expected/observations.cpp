@@ -4,8 +4,10 @@
 #include <cmath>
 #include <cstring>
 #include <functional>
+#include <set>
 
 #include "base/files/test_directory.h"
+#include "conformance/communicator/communicator_group.h"
 #include "conformance/contracts.h"
 #include "conformance/device/device_ops.h"
 #include "conformance/harness/trial.h"
@@ -59,6 +61,15 @@ double loss_by_names(Trial& trial, const Batch& batch) {
   return trial.loss(batch);
 }
 
+/// "0 in 0, 0 in 1"
+std::string overwrites(const OpSpec& spec) {
+  std::set<std::pair<int, int>> pairs(spec.may_overwrite.begin(), spec.may_overwrite.end());
+  std::string text;
+  for (const auto& [output, input] : pairs)
+    text += (text.empty() ? "" : ", ") + std::to_string(output) + " in " + std::to_string(input);
+  return text.empty() ? "none" : text;
+}
+
 Observed of_model(const Subject& subject) {
   auto device = oracle(subject.host);
   auto model = subject.make<Model>();
@@ -92,6 +103,8 @@ Observed of_model(const Subject& subject) {
   for (const OpSpec& own : subject.host.ops())
     for (const auto& [kind, count] : kinds)
       if (kind.starts_with(own.kind + " of ")) seen["operands in bf16: " + kind] = std::vector<double>{count};
+  for (const OpSpec& own : subject.host.ops())
+    seen["outputs of " + own.kind + " in memory of inputs"] = overwrites(own);
   const auto plain = trial(nullptr);
   const Batch batch = random_batch(plain->plan(), 3);
   seen["loss"] = std::vector<double>{plain->loss(batch)};
@@ -274,14 +287,39 @@ Observed of_store(const Subject& subject) {
   return seen;
 }
 
+// ---- communicators: when a group of one rank has a fault ----
+
+Observed of_communicator(const Subject& subject) {
+  constexpr int kSums = 8;
+  const TestDirectory scratch;
+  const auto outcomes = run_all_ranks(1, 60, [&](int rank) {
+    Joined group(subject, scratch.path(), rank, 1);
+    const Registered block(group, 4096);
+    const CommunicatorTraits& traits = group.communicator->traits();
+    std::string text = std::string(traits.can_capture ? "can" : "cannot") + " be captured, sums " +
+                       (traits.sums_in_rank_order ? "in rank order" : "in another order") +
+                       (traits.needs_watchdog ? ", needs a watchdog" : "") +
+                       (traits.launcher.empty() ? "" : ", started by " + traits.launcher);
+    for (int sum = 0; sum <= kSums; ++sum) {
+      if (const auto fault = group.communicator->error())
+        return text + "; " + *fault + " after " + std::to_string(sum) + " sums";
+      group.communicator->all_reduce({block.memory.data(), DType::f32, {1024}}, Reduction::sum, group.stream);
+      group.device->synchronize(group.stream);
+    }
+    return text + "; no fault after " + std::to_string(kSums) + " sums";
+  });
+  return {{"one rank", outcomes[0].text}};
+}
+
 }  // namespace
 
 Observer observer_of(const std::string& kind) {
   const std::pair<const char*, Observer> observers[] = {
-      {kPluginKind<Model>, {of_model, 1e-4}},       {kPluginKind<Optimizer>, {of_optimizer, 1e-5}},
-      {kPluginKind<Schedule>, {of_schedule, 1e-6}}, {kPluginKind<PrecisionBackend>, {of_precision, 1e-2}},
-      {kPluginKind<Dataset>, {of_dataset, 1e-5}},   {kPluginKind<LogSink>, {of_log, 0}},
-      {kPluginKind<OffloadStore>, {of_store, 0}},   {kPluginKind<Device>, {of_device, 0}}};
+      {kPluginKind<Model>, {of_model, 1e-4}},           {kPluginKind<Optimizer>, {of_optimizer, 1e-5}},
+      {kPluginKind<Schedule>, {of_schedule, 1e-6}},     {kPluginKind<PrecisionBackend>, {of_precision, 1e-2}},
+      {kPluginKind<Dataset>, {of_dataset, 1e-5}},       {kPluginKind<LogSink>, {of_log, 0}},
+      {kPluginKind<OffloadStore>, {of_store, 0}},       {kPluginKind<Device>, {of_device, 0}},
+      {kPluginKind<Communicator>, {of_communicator, 0}}};
   for (const auto& [known, observer] : observers)
     if (kind == known) return observer;
   return {};

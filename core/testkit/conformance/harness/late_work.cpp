@@ -12,12 +12,12 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-constexpr std::chrono::milliseconds kLongest{1500};  // for calls that should not wait
 constexpr std::chrono::milliseconds kPatience{200};  // longer than a busy machine delays a thread
 
 }  // namespace
 
 struct LateWork::State {
+  std::chrono::duration<double> longest;
   std::mutex lock;
   std::condition_variable changed;
   bool ended = false, gave_up = false;
@@ -25,7 +25,7 @@ struct LateWork::State {
 
   void run() {
     std::unique_lock guard(lock);
-    const Clock::time_point latest = Clock::now() + kLongest;
+    const Clock::time_point latest = Clock::now() + std::chrono::duration_cast<Clock::duration>(longest);
     while (!ended) {
       const Clock::time_point until = awaited_since ? std::min(latest, *awaited_since + kPatience) : latest;
       gave_up = ended = Clock::now() >= until;
@@ -40,7 +40,8 @@ struct LateWork::State {
   }
 };
 
-LateWork::LateWork(Device& device, Stream stream) : state_(std::make_shared<State>()) {
+LateWork::LateWork(Device& device, Stream stream, double longest) : state_(std::make_shared<State>()) {
+  state_->longest = std::chrono::duration<double>(longest);
   device.call([state = state_] { state->run(); }, stream);
 }
 

@@ -11,8 +11,8 @@ namespace quern::conformance {
 
 class LateWork {
  public:
-  /// Enqueues the work.
-  LateWork(Device& device, Stream stream);
+  /// Enqueues the work. `longest`: seconds, for calls that should not wait.
+  LateWork(Device& device, Stream stream, double longest = 1.5);
   ~LateWork() { end(); }
   LateWork(const LateWork&) = delete;
   LateWork& operator=(const LateWork&) = delete;

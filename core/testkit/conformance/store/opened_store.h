@@ -2,6 +2,7 @@
 // What the contracts of stores share: an open store in a folder of its own, and bytes to put there.
 
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -49,6 +50,11 @@ struct OpenedStore {
     Bytes bytes(count);
     memory.read(bytes.data());
     return bytes;
+  }
+  /// Where puts and gets succeed, error() says nothing.
+  void need_no_fault() const {
+    if (const std::optional<std::string> fault = store->error())
+      broken("error() of a store whose puts and gets succeed", *fault, "nothing");
   }
 };
 

@@ -31,6 +31,7 @@ std::string round_trips(const Subject& subject) {
   for (std::size_t i = slots.size(); i-- > 0;)
     need_same("a slot of " + std::to_string(kSizes[i]) + " bytes", opened.get(slots[i], 0, kSizes[i]),
               pattern(kSizes[i], static_cast<unsigned>(i) + 1));
+  opened.need_no_fault();
   return std::to_string(slots.size()) + " slots";
 }
 
@@ -48,6 +49,7 @@ std::string parts(const Subject& subject) {
   need_same("the slot after puts of parts", opened.get(slot, 0, want.size()), want);
   opened.store->flush();
   need_same("the slot after flush", opened.get(slot, 0, want.size()), want);
+  opened.need_no_fault();
   return "";
 }
 
@@ -84,6 +86,7 @@ std::string streams(const Subject& subject) {
   if (std::string touched = to.touched(); !touched.empty())
     broken("gets on another stream", "bytes written " + touched + " the buffer", "none");
   need_same("bytes beside it", opened.get(slot, kOffset + kBytes, 7), Bytes(7, 0));
+  opened.need_no_fault();
   return "9 MiB, 3 rounds";
 }
 
@@ -111,6 +114,7 @@ std::string flushes(const Subject& subject) {
     device.synchronize(out);
     need_same("a get on another stream behind flush", got, want);
   }
+  opened.need_no_fault();
   return "with puts pending on two streams";
 }
 
@@ -132,14 +136,24 @@ std::string does_not_wait(const Subject& subject) {
   calls();  // the first ones may make what they need
   device.synchronize(opened.stream);
   opened.store->flush();
-  LateWork late(device, opened.stream);
+  const auto begin = std::chrono::steady_clock::now();
   calls();
-  opened.store->put(slot, kCalls * 3001, static_cast<std::byte*>(memory.data()) + kCalls * 3001, 1, other);
-  const bool waited = late.gave_up();
-  late.end();
-  for (Stream stream : {opened.stream, other}) device.synchronize(stream);
+  const std::chrono::duration<double> alone = std::chrono::steady_clock::now() - begin;
+  device.synchronize(opened.stream);
+  // A call that waits for the stream does so however long it may; a slow one, or a busy machine, needs a few times as long
+  // as without late work.
+  bool waited = true;
+  for (int attempt = 0; waited && attempt < 2; ++attempt) {
+    LateWork late(device, opened.stream, 1 + 5 * alone.count());
+    calls();
+    opened.store->put(slot, kCalls * 3001, static_cast<std::byte*>(memory.data()) + kCalls * 3001, 1, other);
+    waited = late.gave_up();
+    late.end();
+    for (Stream stream : {opened.stream, other}) device.synchronize(stream);
+  }
   need(!waited, std::to_string(2 * kCalls + 1) + " calls behind work that is late", "they returned after it",
        "calls that enqueue, and do not wait for the stream");
+  opened.need_no_fault();
   return std::to_string(2 * kCalls + 1) + " calls";
 }
 
@@ -164,8 +178,7 @@ std::string neighbours(const Subject& subject) {
   need_same("the first half, got while the second was put", got, first);
   need_same("the first half, after the second was put", opened.get(slot, 0, kPart), first);
   need_same("the second half", opened.get(slot, kPart, kPart), second);
-  const std::optional<std::string> fault = opened.store->error();
-  need(!fault, "error() of a store whose puts and gets succeed", fault.value_or(""), "none");
+  opened.need_no_fault();
   return "200 rounds";
 }
 
@@ -231,6 +244,7 @@ std::string at_once(const Subject& subject) {
       need_same("a put and a get beside another stream's", got, want[lane == &second]);
     }
   }
+  opened.need_no_fault();
   return "2 MiB on two streams, " + std::to_string(kRounds) + " rounds";
 }
 
@@ -251,6 +265,7 @@ std::string ranks(const Subject& subject) {
   for (const int rank : {0, 1})
     need_same("a slot of rank " + std::to_string(rank) + ", after both ranks put",
               opened[rank]->get(slots[rank], 0, kBytes), pattern(kBytes, static_cast<unsigned>(rank) + 1));
+  for (const OpenedStore* store : opened) store->need_no_fault();
   return "two in one folder";
 }
 
@@ -294,6 +309,7 @@ std::string any_memory(const Subject& subject) {
       device.release(kind, memory);
       need_same("a put of memory that is given back behind it", opened.get(slot, 0, bytes), want);
     }
+  opened.need_no_fault();
   return std::to_string(calls) + " calls";
 }
 
@@ -307,6 +323,7 @@ std::string maps(const Subject& subject) {
   opened.device->copy(place, want.data(), want.size(), opened.stream);
   opened.device->synchronize(opened.stream);
   need_same("a slot that was written in place", opened.get(slot, 0, want.size()), want);
+  opened.need_no_fault();
   return "mapped";
 }
 

@@ -1,6 +1,7 @@
 // Faults of a copy that goes through scratch: 1 all launches of a prepared kernel share it, which the kernel says they
 // do not; 2 all kernels of the process share it; 3 as 2, though it says that launches do not run side by side.
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <thread>
 #include <vector>
@@ -13,27 +14,48 @@ using namespace quern;
 
 const char* const kOps[] = {"own_copy", "kernel_copy", "process_copy", "exclusive_copy"};
 
-std::vector<std::byte>& of_process() {
-  static std::vector<std::byte> scratch(std::size_t{1} << 20);
+/// Bytes, and how often they were written.
+struct Scratch {
+  std::vector<std::byte> bytes;
+  std::atomic<int> writes = 0;
+  explicit Scratch(std::size_t size) : bytes(size) {}
+};
+
+Scratch& of_process() {
+  static Scratch scratch(std::size_t{1} << 20);
   return scratch;
 }
 
+/// From its second launch on, a kernel holds shared scratch until another launch has written there: in contracts that
+/// launch again and again there is another one, and 0.2 s are a limit for those where there is none.
 class Copy final : public Kernel {
  public:
   explicit Copy(const OpInstance& op) : kind_(op.kind), scratch_(static_cast<std::size_t>(op.inputs[0].bytes())) {
     of_process();
   }
   void launch(std::span<const View> inputs, std::span<const View> outputs, const Exec&) const override {
-    std::vector<std::byte> own(kind_ == kOps[0] ? scratch_.size() : 0);
-    std::byte* scratch = (kind_ == kOps[0] ? own : kind_ == kOps[1] ? scratch_ : of_process()).data();
-    std::copy_n(inputs[0].as<std::byte>(), scratch_.size(), scratch);
-    std::this_thread::sleep_for(std::chrono::milliseconds(2));
-    std::copy_n(scratch, scratch_.size(), outputs[0].as<std::byte>());
+    if (kind_ == kOps[0]) {
+      Scratch own(scratch_.bytes.size());
+      return copy(inputs[0], outputs[0], own);
+    }
+    copy(inputs[0], outputs[0], kind_ == kOps[1] ? scratch_ : of_process());
   }
 
  private:
+  void copy(const View& in, const View& out, Scratch& scratch) const {
+    using Clock = std::chrono::steady_clock;
+    std::copy_n(in.as<std::byte>(), scratch_.bytes.size(), scratch.bytes.data());
+    const int written = ++scratch.writes;
+    const Clock::time_point latest = Clock::now() + std::chrono::milliseconds(200);
+    const bool waits = kind_ != kOps[0] && ++launches_ > 1;
+    while (waits && scratch.writes == written && Clock::now() < latest)
+      std::this_thread::sleep_for(std::chrono::microseconds(50));
+    std::copy_n(scratch.bytes.data(), scratch_.bytes.size(), out.as<std::byte>());
+  }
+
   std::string kind_;
-  mutable std::vector<std::byte> scratch_;
+  mutable Scratch scratch_;
+  mutable std::atomic<int> launches_ = 0;
 };
 
 class SharedScratch final : public FaultyModel {

@@ -1,7 +1,7 @@
 // An optimizer whose step is scaled by the ratio of two norms of a whole matrix, as LAMB's is (You et al., "Large Batch
 // Optimization for Deep Learning", 2020). `locality` is what it states: anything but "matrix" is its fault, and so are
-// that it leaves the last element of a tensor, `tail`; that it rounds bf16 masters to nearest, or all elements of a
-// tensor by one draw; that trainings share a counter.
+// that it leaves the last element of a tensor, `tail`, or takes one more, `beyond`; that it rounds bf16 masters to
+// nearest, or all elements of a tensor by one draw; that trainings share a counter.
 #include <cmath>
 #include <cstring>
 
@@ -37,7 +37,7 @@ double norm_of(const View& x) {
 class RatioKernel final : public Kernel {
  public:
   explicit RatioKernel(const OpInstance& op)
-      : left_(op.attributes.integer("tail")),
+      : left_(op.attributes.integer("tail") - op.attributes.integer("beyond")),
         shared_(op.attributes.integer("shared") != 0),
         draws_(op.attributes.word("masters")) {}
   void launch(std::span<const View> in, std::span<const View> out, const Exec&) const override {
@@ -82,6 +82,7 @@ struct RatioOptions {
   std::string locality = "matrix";
   bool blocks_only = false;
   bool tail = false;
+  bool beyond = false;
   bool shared = false;
   std::string masters = "refused";
 };
@@ -91,6 +92,7 @@ OptionTable<RatioOptions> ratio_options() {
   t.add("locality", &RatioOptions::locality, "what the op states").one_of({"element", "row", "matrix"});
   t.add("blocks_only", &RatioOptions::blocks_only, "AdamW outside the layers");
   t.add("tail", &RatioOptions::tail, "leaves the last element of each master as it is");
+  t.add("beyond", &RatioOptions::beyond, "updates an element behind each master");
   t.add("shared", &RatioOptions::shared, "steps grow with the launches of all trainings");
   t.add("masters", &RatioOptions::masters, "how bf16 masters are rounded").one_of({"refused", "nearest", "one"});
   return t;
@@ -111,6 +113,7 @@ class Ratio final : public Optimizer {
     else
       b.op(kind_of(options_.locality), inputs, "",
            {{"tail", std::int64_t{options_.tail}},
+            {"beyond", std::int64_t{options_.beyond}},
             {"shared", std::int64_t{options_.shared}},
             {"masters", options_.masters}});
   }

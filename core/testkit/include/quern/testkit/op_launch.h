@@ -10,7 +10,8 @@ namespace quern::testkit {
 
 /// Outputs, then the inputs after the launch; absent ones are empty. `op` has its outputs, and `inputs` in the order of
 /// its inputs. `in_place`: pairs of an output and the input that it is. An accumulating output is added to the value
-/// that fill_added_to leaves. `device` is open and must take the op.
+/// that fill_added_to leaves. `device` is open and must take the op. Bytes written beside an operand are an internal
+/// error.
 std::vector<PoisonedTensor> launch_once(Device& device, const OpInstance& op, const std::vector<View>& inputs,
                                         const std::vector<std::pair<int, int>>& in_place = {});
 
