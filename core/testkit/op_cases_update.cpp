@@ -123,7 +123,7 @@ void norm_and_clip_cases(const OpRunner& runner) {
     list.out(DType::f64, {300}, {1e-6, 0}).run(runner);
   }
   for (int arrays : {1, 2, 31, 700})
-    for (double valid : {4.0, 0.0}) clip_case(runner, arrays, 1, valid);
+    for (double valid : {4.0, 1.0, 0.0}) clip_case(runner, arrays, 1, valid);
   for (int sums : {2, 255, 256, 257, 1000}) clip_case(runner, 1, sums, 4);
   clip_case(runner, 300, 7, 4);
   for (int arrays : {1, 3, 300})

@@ -10,7 +10,7 @@ namespace quern::testkit {
 
 namespace {
 
-/// As f32 and as bf16 3.4e38: what is read beside an operand shows in results, and what is written there changes it.
+/// As f32 and as bf16 3.4e38: a read beside an operand shows in results, and a write there changes the byte.
 constexpr std::uint8_t kBeside = 0x7F;
 
 View place(std::deque<DeviceMemory>& blocks, Device& device, DType dtype, const Extents& extents) {
