@@ -67,6 +67,12 @@ TEST_CASE("a store that reports a fault where there is none") {
                {"error() of a store whose puts and gets succeed", "page 1 changed by itself"});
 }
 
+TEST_CASE("a checksum that leaves out the last byte") {
+  const std::string text = checked("offload", "unsummed_end", {"a bit that flips"}).text();
+  CAPTURE(text);
+  CHECK(text.find("nothing reports it") != std::string::npos);
+}
+
 TEST_CASE("calls that leave memory or files behind") {
   check_setting("offload", "leaks", "kept=memory", "calls leave nothing", "heap after 1000 times put and get");
   check_setting("offload", "leaks", "kept=unflushed", "calls leave nothing", "heap after 1000 times put and get");

@@ -258,7 +258,7 @@ void NcclCommunicator::call(const char* what, const Work& work) {
 }
 
 void NcclCommunicator::copy(const View& out, const View& in, Stream stream) {
-  if (out.data != in.data) device_->copy(out.data, in.data, in.bytes(), stream);
+  if (out.data != in.data && !fault()) device_->copy(out.data, in.data, in.bytes(), stream);
 }
 
 void NcclCommunicator::maximum(const View& in, std::int64_t begin, const View& out, Stream stream) {

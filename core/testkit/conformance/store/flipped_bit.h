@@ -15,6 +15,7 @@ enum class FlippedBit {
 };
 std::string_view name_of(FlippedBit outcome);
 
+/// Of the first, a middle and the last byte of a slot; `reported` if all three are.
 FlippedBit after_flipped_bit(const Subject& subject);
 
 }  // namespace quern::conformance

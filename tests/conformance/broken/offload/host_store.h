@@ -38,13 +38,14 @@ class HostStore : public quern::OffloadStore {
     device_->copy(to, from, bytes, stream);
   }
 
+  quern::Device* device_ = nullptr;
+  std::vector<std::vector<char>> slots_;
+
  private:
   void wait() const {
     for (quern::Stream stream : putting_) device_->synchronize(stream);
   }
 
   quern::OffloadTraits traits_;
-  quern::Device* device_ = nullptr;
-  std::vector<std::vector<char>> slots_;
   std::vector<quern::Stream> putting_;
 };
