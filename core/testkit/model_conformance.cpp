@@ -5,6 +5,7 @@
 #include <set>
 
 #include "hf/hf_weights.h"
+#include "program/heads.h"
 #include "quern/error.h"
 
 namespace quern::testkit {
@@ -90,7 +91,8 @@ class Check {
         rows += part.rows;
         if (part.rows < 1) fault(spec.name, "a part without rows");
         check_row_order(spec, part);
-        check_heads(spec, part);
+        if (const std::string heads = heads_fault(part); !heads.empty())
+          fault(spec.name, "heads of " + part.hf_name + " " + heads);
         if (part.hf_name.empty()) fault(spec.name, "a part without a Hugging Face name");
         const bool in_block = spec.group == ParameterGroup::block;
         if ((part.hf_name.find("{layer}") != std::string::npos) != in_block)
@@ -118,17 +120,6 @@ class Check {
     if (static_cast<std::int64_t>(rows.size()) != count || *rows.begin() != 0 || *rows.rbegin() != count - 1 ||
         part.rows % count != 0)
       fault(spec.name, "row_order of " + part.hf_name + " is no order of rows whose number divides the part's");
-  }
-
-  void check_heads(const ParameterSpec& spec, const ParameterPart& part) {
-    std::int64_t rows = 0;
-    for (const HeadRows& run : part.heads) {
-      rows += run.heads * run.rows;
-      if (run.rows < 1 || run.group < 1 || run.heads % std::max<std::int64_t>(run.group, 1) != 0)
-        fault(spec.name, "heads of " + part.hf_name + " without rows, or no whole groups");
-    }
-    if (!part.heads.empty() && rows != part.rows)
-      fault(spec.name, "heads of " + part.hf_name + " do not have the part's rows");
   }
 
   void check_ends(const Program& program, const Shape& in, const Shape& out) {

@@ -8,6 +8,7 @@
 
 #include "hf/hf_weights.h"
 #include "plan/time/estimate.h"
+#include "program/heads.h"
 #include "program/inputs.h"
 #include "program/names.h"
 #include "program/passes/observe.h"
@@ -131,16 +132,6 @@ void check_head(const Program& head) {
        .next = "correct the model's head"});
 }
 
-/// Whether heads have the part's rows, in whole groups.
-bool heads_fit(const ParameterPart& part) {
-  std::int64_t rows = 0;
-  for (const HeadRows& run : part.heads) {
-    if (run.heads < 1 || run.rows < 1 || run.group < 1 || run.heads % run.group != 0) return false;
-    rows += run.heads * run.rows;
-  }
-  return part.heads.empty() || rows == part.rows;
-}
-
 }  // namespace
 
 ProgramSet::ProgramSet(const PlanParts& parts, const PlanOptions& options)
@@ -195,9 +186,9 @@ void ProgramSet::check_names() const {
   };
   for (const ParameterSpec& spec : parameters_)
     for (const ParameterPart& part : spec.parts) {
-      if (!heads_fit(part))
+      if (const std::string fault = heads_fault(part); !fault.empty())
         throw Error(ErrorCode::config, {.where = "model, parameter " + spec.name,
-                                        .what = "the heads of " + part.hf_name + " do not have its rows",
+                                        .what = "heads of " + part.hf_name + " " + fault,
                                         .expected = "whole groups of heads, with all rows of the part",
                                         .next = "correct the model's parameters()"});
       if (part.hf_name.empty()) refuse(spec, "a part has no name in checkpoints and exports", "an empty hf_name");

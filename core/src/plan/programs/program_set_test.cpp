@@ -109,26 +109,41 @@ TEST_CASE("an op that states no gradient is refused by name where a parameter be
 
 namespace {
 
-/// A model whose final norm has another name in checkpoints.
+/// A model whose final norm has another name in checkpoints, and heads.
 class Renamed final : public testkit::TinyModel {
  public:
-  explicit Renamed(std::string name) : name_(std::move(name)) {}
+  explicit Renamed(std::string name, std::vector<HeadRows> heads = {})
+      : name_(std::move(name)), heads_(std::move(heads)) {}
   std::vector<ParameterSpec> parameters() const override {
     std::vector<ParameterSpec> list = TinyModel::parameters();
     std::ranges::find(list, "final_norm.weight", &ParameterSpec::name)->parts[0].hf_name = name_;
+    std::ranges::find(list, "final_norm.weight", &ParameterSpec::name)->parts[0].heads = heads_;
     return list;
   }
 
  private:
   std::string name_;
+  std::vector<HeadRows> heads_;
 };
 
 }  // namespace
 
-TEST_CASE("a tensor without a name, or with the name that another has in a layer, is refused") {
-  auto plan = [](const std::string& name) { plan_of(Renamed(name), tiny_options()); };
+TEST_CASE(
+    "a tensor without a name, with the name that another has in a layer, or with heads that do not fit, is refused") {
+  auto plan = [](const std::string& name, std::vector<HeadRows> heads = {}) {
+    plan_of(Renamed(name, std::move(heads)), tiny_options());
+  };
   CHECK_NOTHROW(plan("a name of its own"));
   testkit::check_refused(ErrorCode::config, {"parameter final_norm.weight", "no name"}, [&] { plan(""); });
   testkit::check_refused(ErrorCode::config, {"parameter final_norm.weight", "one name", "layers.1.qkv.weight"},
                          [&] { plan("layers.1.qkv.weight"); });
+  const std::int64_t rows = testkit::TinyModel().traits().width;
+  CHECK_NOTHROW(plan("n", {{rows / 2, 1, 2}, {1, rows / 2, 1}}));
+  testkit::check_refused(ErrorCode::config, {"parameter final_norm.weight", "heads of n do not have the part's rows"},
+                         [&] {
+                           plan("n", {{rows - 1, 1, 1}});
+                         });
+  for (const HeadRows& heads : {HeadRows{1, rows, 2}, HeadRows{rows, 1, 0}, HeadRows{-1, -rows, 1}})
+    testkit::check_refused(ErrorCode::config, {"heads of n without rows, or no whole groups"},
+                           [&] { plan("n", {heads}); });
 }
