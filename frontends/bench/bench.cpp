@@ -178,7 +178,7 @@ BenchResult run_bench(Session& session, const BenchOptions& options) {
   if (options.measure_peaks) result.peaks = measure_peaks(*session.device);
   std::int64_t accumulation = session.train.accumulation;
   result.start.enter("plan");
-  Plan plan = make_plan(session.parts(), session.plan_options());
+  Plan plan = session.plan(session.plan_options());
   result.start.enter("kernels");
   std::vector<OffloadStore*> stores = session.open_stores(plan);
   Engine engine(*session.device, std::move(plan), std::move(stores));

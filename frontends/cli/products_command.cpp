@@ -27,7 +27,7 @@ std::vector<ProductSize> sizes_of(const RunArguments& run, const Session& sessio
   std::vector<ProductSize> sizes;
   for (const std::string& word : listed(run.values["sizes"].as<std::string>())) {
     if (word == "model") {
-      const std::vector<ProductSize> of_model = product_sizes(make_plan(session.parts(), session.plan_options()));
+      const std::vector<ProductSize> of_model = product_sizes(session.plan(session.plan_options()));
       sizes.insert(sizes.end(), of_model.begin(), of_model.end());
       continue;
     }

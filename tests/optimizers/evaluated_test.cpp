@@ -70,5 +70,6 @@ TEST_CASE("evaluations and samples change no bit of the training of averaged wei
 
 TEST_CASE("an average needs masters of its dtype") {
   TinyFiles files;
-  check_fails(quern_train(files, with(kAverages, {"optimizer.master=bf16"})), 2, {"optimizer.master", "\"average\""});
+  check_fails(quern_train(files, with(kAverages, {"optimizer.master=bf16"})), 2,
+              {"--set optimizer.master: optimizer.master: evaluations", "\"average\""});
 }

@@ -101,7 +101,8 @@ TEST_CASE("a plan states bytes a parameter, and what int8 weights without master
   const double blocks = std::stod(text.substr(text.find(key) + key.size() + 13));
   CHECK(blocks > 13);
   CHECK(blocks < 13.3);
-  check_fails(plan(with(kNoMasters, {"precision.id=bf16"})), 2, {"optimizer.master", "low_bit"});
+  check_fails(plan(with(kNoMasters, {"precision.id=bf16"})), 2,
+              {"--set optimizer.master: optimizer.master: no weight", "low_bit"});
   check_fails(plan(with(kNoMasters, {"precision.low_bit.weights=int4"})), 2, {"optimizer.master"});
   check_fails(plan(with(kNoMasters, {"memory.master=host"})), 2, {"optimizer.master", "memory.master"});
   check_fails(plan(with(kNoMasters, of_ranks(2, "ranks"))), 2, {"optimizer.master", "parallel.shard_optimizer"});

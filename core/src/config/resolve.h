@@ -40,6 +40,8 @@ class ResolvedConfig {
 
   /// "run.toml:3:1: train.steps" of a key ("steps", or "cpu.threads" in a plugin's table), for errors found later.
   std::string where(std::string_view section, std::string_view key) const;
+  /// The same of a key's path, "optimizer.master" or "device.cpu.threads"; another text stays as it is.
+  std::string where(const std::string& path) const;
 
   /// A config that resolves to the same values: everything spelled out, defaults and plugin versions marked in
   /// comments. Defaults of a plugin with an options file are left to that file.

@@ -79,6 +79,17 @@ std::string ResolvedConfig::where(std::string_view section, std::string_view key
   return name_ + ": " + path + " (default)";
 }
 
+std::string ResolvedConfig::where(const std::string& path) const {
+  const std::size_t dot = path.find('.');
+  if (dot == std::string::npos) return path;
+  const std::string name = path.substr(0, dot), key = path.substr(dot + 1);
+  const bool known =
+      keys_.contains(path) || std::any_of(sections_.begin(), sections_.end(), [&](const Section& section) {
+        return section.name == name && section.values.find(key) != nullptr;
+      });
+  return known ? where(name, key) : path;
+}
+
 std::string ResolvedConfig::to_toml() const {
   std::string out;
   for (const Section& section : sections_) {

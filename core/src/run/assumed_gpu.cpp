@@ -82,8 +82,10 @@ std::string row(const std::string& file, const std::vector<std::string>& overrid
       fmt::format("{:<32}", (ranks > 1 ? std::to_string(ranks) + " x " : std::string()) + device.name);
   Choice choice;
   try {
-    choice = choose(planned.session.parts(), planned.session.plan_options(),
+    choice = planned.session.placed([&] {
+      return choose(planned.session.parts(), planned.session.plan_options(),
                     planned.session.leaves_sharding() ? Reach::sharding : Reach::micro_batch);
+    });
   } catch (const Error& error) {
     if (error.code() != ErrorCode::resources) throw;
     return name + "its kernels do not take this precision or model\n";

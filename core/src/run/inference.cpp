@@ -43,7 +43,7 @@ Inference open_inference(Session& session, const WeightSource& source, const Pla
   session.device->open(static_cast<int>(session.device_options.ordinal));
   for (const std::string& warning : session.device->traits().warnings) made.weights.notes.push_back(warning);
   if (checkpoint) session.device->load_state(checkpoint->meta.device_state);
-  made.engine = std::make_unique<Engine>(*session.device, make_plan(session.parts(), options));
+  made.engine = std::make_unique<Engine>(*session.device, session.plan(options));
   if (!checkpoint) {
     import_weights(*made.engine, source.from);
     return made;

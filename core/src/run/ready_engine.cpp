@@ -40,7 +40,7 @@ std::unique_ptr<Engine> ready_engine(Session& session, Ranks& ranks, const std::
   PlanOptions options = session.plan_options();
   options.state.rank = ranks.shard();
   options.snapshot = options.snapshot && ranks.leads();
-  Plan plan = make_plan(session.parts(), options);
+  Plan plan = session.plan(options);
   check_repeats(session, plan);
   ranks.need_same("plan", shared_text(plan));
   progress("preparing kernels");

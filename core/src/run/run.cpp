@@ -61,7 +61,7 @@ struct TrainingRun::Parts : ConfiguredRun {
   const Plan& plan() {
     if (trainer) return trainer->engine().plan();
     if (inference.engine) return inference.engine->plan();
-    if (!own_plan) own_plan = make_plan(session.parts(), session.plan_options());
+    if (!own_plan) own_plan = session.plan(session.plan_options());
     return *own_plan;
   }
   /// Also the gradients of a run that trains.
@@ -122,8 +122,10 @@ void TrainingRun::choose_micro_batch() {
   if (session.train.accumulation % session.parallel.ranks != 0)
     refuse_use("its micro-batches are not as many on each rank",
                "make train.accumulation a multiple of parallel.ranks");
-  Choice choice =
-      choose(session.parts(), session.plan_options(), session.leaves_sharding() ? Reach::sharding : Reach::micro_batch);
+  Choice choice = session.placed([&] {
+    return choose(session.parts(), session.plan_options(),
+                  session.leaves_sharding() ? Reach::sharding : Reach::micro_batch);
+  });
   if (!choice.fits) return;
   add_schedules(choice.plan, *session.device);
   parts_->own_plan = std::move(choice.plan);

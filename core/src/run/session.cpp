@@ -202,19 +202,10 @@ void Session::make_optimizer(PluginHost& host) {
   optimizer = by_groups(config.id("optimizer"), make<Optimizer>(config, host, "optimizer"), std::move(others));
 }
 
-// An optimizer does not know where its options stand.
 void Session::check_optimizer() const {
   std::vector<ParameterSpec> trained = model->parameters();
   std::erase_if(trained, [](const ParameterSpec& spec) { return !spec.trainable; });
-  try {
-    optimizer->check(trained);
-  } catch (const Error& error) {
-    constexpr std::string_view kTable = "optimizer.";
-    ErrorDetail detail = error.detail();
-    if (error.code() != ErrorCode::config || !detail.where.starts_with(kTable)) throw;
-    detail.where = config.where("optimizer", detail.where.substr(kTable.size()));
-    throw Error(error.code(), std::move(detail));
-  }
+  placed([&] { optimizer->check(trained); });
 }
 
 void Session::note_ignored(const std::string& model_config) {

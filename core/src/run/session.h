@@ -8,6 +8,7 @@
 #include "plan/plan.h"
 #include "plugin/plugin_host.h"
 #include "quern/data_source.h"
+#include "quern/error.h"
 #include "run/options/run_options.h"
 #include "transform/peft_folder.h"
 
@@ -46,6 +47,21 @@ struct Session {
 
   PlanParts parts() const;
   PlanOptions plan_options() const;
+  /// What `make` gives. Planning and optimizers do not know the config: errors of theirs that name a key say where it
+  /// is.
+  template <class Make>
+  auto placed(Make make) const {
+    try {
+      return make();
+    } catch (const Error& error) {
+      ErrorDetail detail = error.detail();
+      detail.where = config.where(detail.where);
+      throw Error(error.code(), std::move(detail));
+    }
+  }
+  Plan plan(const PlanOptions& options) const {
+    return placed([&] { return make_plan(parts(), options); });
+  }
   std::int64_t ranks_of_machine() const;
   /// Of what all ranks of a machine have together; 0 stays 0.
   std::int64_t share_of_machine(std::int64_t bytes) const;
