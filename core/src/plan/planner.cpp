@@ -269,7 +269,7 @@ class Planner {
     const auto& all = plan_.parameters;
     if (std::all_of(all.begin(), all.end(), [](const ParameterPlan& p) { return p.quantized.empty(); }))
       refuse("no weight is read in int8 alone", "\"none\"", "a precision that does so",
-             "set precision.id = \"low_bit\" with weights = \"int8\", or keep masters");
+             "keep masters, or train all weights with precision.id = \"low_bit\" and weights = \"int8\"");
     const StatePlacement& state = plan_.options.state;
     if (state.master.memory != kOnDevice)
       refuse("weights without masters stay on the device", "memory.master = \"" + text_of(state.master) + "\"",
@@ -281,13 +281,16 @@ class Planner {
   }
 
   static void check_evaluated(const ParameterPlan& parameter) {
+    auto word = [](DType dtype) {
+      return dtype == DType::f32 ? "\"fp32\"" : "\"" + std::string(name_of(dtype)) + "\"";
+    };
     for (const OptimizerState& state : parameter.update.states)
       if (state.evaluated && state.dtype != parameter.master)
         throw Error(ErrorCode::config,
                     {.where = "optimizer.master",
                      .what = "evaluations use the optimizer's state \"" + state.name + "\" in place of the masters",
-                     .found = std::string(name_of(parameter.master)),
-                     .expected = std::string(name_of(state.dtype)) + ", which that state has",
+                     .found = word(parameter.master),
+                     .expected = word(state.dtype) + ", which that state has",
                      .next = "set optimizer.master to it"});
   }
 
