@@ -91,7 +91,7 @@ TEST_CASE("each fault is found and named") {
   CHECK(finds(Fault::kinds, "block: layer 2 differs from an earlier one of the same block_kind, 0"));
   CHECK(finds(Fault::row_order, "row_order of h.{layer}.w is no order"));
   CHECK(finds(Fault::heads, "heads of h.{layer}.w do not have the part's rows"));
-  CHECK(finds(Fault::head_groups, "heads of h.{layer}.w without rows, or no whole groups"));
+  CHECK(finds(Fault::head_groups, "heads of h.{layer}.w are not whole groups of at least one head"));
   CHECK(finds(Fault::dtypes, "block: operand wide of linear is f32, expected bf16"));
   CHECK(finds(Fault::dtypes, "block: its output sum is f32, expected bf16"));
   CHECK(finds(Fault::undeclared, "uses a parameter that the model does not declare"));

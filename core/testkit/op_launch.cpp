@@ -1,5 +1,6 @@
 #include "quern/testkit/op_launch.h"
 
+#include <algorithm>
 #include <deque>
 #include <string>
 
@@ -10,12 +11,13 @@ namespace quern::testkit {
 
 namespace {
 
-/// As f32 and as bf16 3.4e38: a read beside an operand shows in results, and a write there changes the byte.
-constexpr std::uint8_t kBeside = 0x7F;
+/// Bytes beside operands: NaN where they are only read, so that a read beside one shows in results; else 3.4e38 as f32
+/// and as bf16, which a write of NaN changes.
+constexpr std::uint8_t kBesideInputs = 0xFF, kBesideOutputs = 0x7F;
 
-View place(std::deque<DeviceMemory>& blocks, Device& device, DType dtype, const Extents& extents) {
+View place(std::deque<DeviceMemory>& blocks, Device& device, DType dtype, const Extents& extents, std::uint8_t beside) {
   View view{nullptr, dtype, extents};
-  view.data = blocks.emplace_back(device, view.bytes(), MemoryKind::device, kBeside).data();
+  view.data = blocks.emplace_back(device, view.bytes(), MemoryKind::device, beside).data();
   return view;
 }
 
@@ -36,16 +38,20 @@ std::vector<PoisonedTensor> launch_once(Device& device, const OpInstance& shape,
   std::deque<DeviceMemory> blocks;
   std::vector<View> in, out;
   for (const View& input : inputs) {
-    in.push_back(input ? place(blocks, device, input.dtype, input.extents) : View{});
+    const bool written = std::any_of(in_place.begin(), in_place.end(),
+                                     [&](const auto& pair) { return pair.second == static_cast<int>(in.size()); });
+    in.push_back(input ? place(blocks, device, input.dtype, input.extents, written ? kBesideOutputs : kBesideInputs)
+                       : View{});
     if (input) device.copy(in.back().data, input.data, input.bytes(), stream);
   }
   for (const Operand& output : op.outputs) {
-    out.push_back(output.present ? place(blocks, device, output.dtype, output.extents)
+    out.push_back(output.present ? place(blocks, device, output.dtype, output.extents, kBesideOutputs)
                                  : View{nullptr, output.dtype, output.extents});
     if (output.accumulate) fill_added_to(device, out.back(), stream);
   }
   for (auto [output, input] : in_place) out[static_cast<std::size_t>(output)] = in[static_cast<std::size_t>(input)];
-  View workspace = place(blocks, device, DType::u8, {static_cast<std::int64_t>(support.workspace_bytes)});
+  View workspace =
+      place(blocks, device, DType::u8, {static_cast<std::int64_t>(support.workspace_bytes)}, kBesideOutputs);
   std::unique_ptr<Kernel> kernel = device.prepare(op);
   kernel->launch(in, out, {stream, workspace.data});
   std::vector<PoisonedTensor> results;

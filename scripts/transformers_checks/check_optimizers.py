@@ -201,21 +201,24 @@ def main(arguments=None):
     parser = parser_for(None, __doc__)
     parser.add_argument("rows", nargs="*", metavar="row", help=f"default: all of {', '.join((*EXACT, *NARROW))}")
     options = parser.parse_args(arguments)
+    if unknown := [row for row in options.rows if row not in (*EXACT, *NARROW)]:
+        parser.error(f"no such row: {', '.join(unknown)}")
+    exact_rows, narrow_rows = ([name for name in rows if name in options.rows or not options.rows] for rows in (EXACT, NARROW))
     bad = 0
-    print(f"{'':22}{'quern':>10}{'fp32':>10}")
-    for name, (settings, make) in EXACT.items():
-        if options.rows and name not in options.rows:
-            continue
+    if exact_rows:
+        print(f"{'':22}{'quern':>10}{'fp32':>10}")
+    for name in exact_rows:
+        settings, make = EXACT[name]
         parts = SPLIT[settings.get("muon", {}).get("split", "tensors")] if make in MUONS else {}
         _, end, (exact, rounded) = compare(settings, [(make, "float64"), (make, "float32")], parts)
         ours, theirs = largest_error({tensor: end[tensor] for tensor in exact}, exact), largest_error(rounded, exact)
         good = ours < max(BOUND, 2 * theirs)
         print(f"{name:22}{ours:10.1e}{theirs:10.1e}{'' if good else '  too far'}", flush=True)
         bad += not good
-    print(f"{'':22}{'quern':>10}{'torchao':>10}{'layers':>10}{'torchao':>10}")
-    for name, (moments, kind) in NARROW.items():
-        if options.rows and name not in options.rows:
-            continue
+    if narrow_rows:
+        print(f"{'':22}{'quern':>10}{'torchao':>10}{'layers':>10}{'torchao':>10}")
+    for name in narrow_rows:
+        moments, kind = NARROW[name]
         start, end, (exact, narrow) = compare({"adamw": moments}, [(adamw, "float32"), (torchao(kind), "float32")], {})
         layers = {tensor: values for tensor, values in exact.items() if is_of_layers(tensor, values)}
         ours, theirs = distance(end, exact, start), distance(narrow, exact, start)

@@ -1,5 +1,6 @@
 #pragma once
-// Each plugin in broken/ has one fault, and the kit must name the contract that it breaks, with got and want.
+// Each plugin in broken/ has one fault, and the kit must name the contract that it breaks, with got and want. A few are
+// sound, and easily taken for faulty: they say "No fault".
 
 #include <string>
 #include <vector>

@@ -71,7 +71,7 @@ using Counts = std::span<const std::int64_t>;
 /// undefined, later calls do nothing, and barrier() throws. Recovery needs a new object. With traits().needs_watchdog,
 /// waits on streams have no time-out, and a fault need not name the rank. If a rank is in barrier() while its peers
 /// wait for it in a call, the barrier times out and names a rank, which may be the caller. An invalid call (a dtype, a
-/// size, memory that is not registered) throws an internal error at once.
+/// size, a rank, memory that is not registered) throws an internal error at once.
 class Communicator {
  public:
   virtual ~Communicator() = default;

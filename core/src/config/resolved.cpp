@@ -85,7 +85,11 @@ std::string ResolvedConfig::where(const std::string& path) const {
   const std::string name = path.substr(0, dot), key = path.substr(dot + 1);
   const bool known =
       keys_.contains(path) || std::any_of(sections_.begin(), sections_.end(), [&](const Section& section) {
-        return section.name == name && section.values.find(key) != nullptr;
+        if (section.name != name) return false;
+        const std::size_t end = key.find('.');
+        const auto plugin = section.plugins.find(key.substr(0, end));
+        return section.values.find(key) != nullptr ||
+               (plugin != section.plugins.end() && end != key.npos && plugin->second.values.find(key.substr(end + 1)));
       });
   return known ? where(name, key) : path;
 }

@@ -175,7 +175,8 @@ class Engine {
   void move(const Place& place, std::byte* to, const std::byte* from);
   void read_shards(const PlannedTensor& tensor, std::int64_t first, std::int64_t count, std::byte* host);
   std::vector<float> read_floats(const PlannedTensor& tensor);
-  void copy_out(const PlannedTensor& tensor, std::int64_t first, std::int64_t count, std::byte* host);
+  void enqueue_read(const PlannedTensor& tensor, std::int64_t first, std::int64_t count,
+                    std::byte* host);  // on compute
   void run(const Run& run, const std::function<void()>& host = {});
   void run_segment(const RunSchedule& schedule, BoundRun& bound, Segment& segment, const std::function<void()>& host);
   void act(const RunSchedule& schedule, BoundRun& bound, std::size_t index, const std::function<void()>& host);

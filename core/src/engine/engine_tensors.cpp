@@ -81,14 +81,14 @@ void Engine::write(const PlannedTensor& tensor, std::int64_t first, std::int64_t
   check_stores();
 }
 
-void Engine::copy_out(const PlannedTensor& tensor, std::int64_t first, std::int64_t count, std::byte* host) {
+void Engine::enqueue_read(const PlannedTensor& tensor, std::int64_t first, std::int64_t count, std::byte* host) {
   need_applied(tensor);
   if (!tensor.whole.empty()) return read_shards(tensor, first, count, host);
   if (host) move(part_of(tensor.place(), tensor.dtype, first, count), host, nullptr);
 }
 
 void Engine::read(const PlannedTensor& tensor, std::int64_t first, std::int64_t count, void* host) {
-  copy_out(tensor, first, count, static_cast<std::byte*>(host));
+  enqueue_read(tensor, first, count, static_cast<std::byte*>(host));
   device_.synchronize(compute_);
   check_stores();
 }
@@ -149,7 +149,7 @@ void Engine::read_shards(const PlannedTensor& tensor, std::int64_t first, std::i
 
 void Engine::read(const std::vector<PlannedTensor>& tensors, std::byte* host) {
   for (const PlannedTensor& tensor : tensors) {
-    copy_out(tensor, 0, element_count(tensor.whole_extents()), host);
+    enqueue_read(tensor, 0, element_count(tensor.whole_extents()), host);
     host += byte_count(tensor.whole_extents(), tensor.dtype);
   }
   device_.synchronize(compute_);

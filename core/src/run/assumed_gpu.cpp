@@ -82,7 +82,7 @@ std::string row(const std::string& file, const std::vector<std::string>& overrid
       fmt::format("{:<32}", (ranks > 1 ? std::to_string(ranks) + " x " : std::string()) + device.name);
   Choice choice;
   try {
-    choice = planned.session.placed([&] {
+    choice = planned.session.with_config_places([&] {
       return choose(planned.session.parts(), planned.session.plan_options(),
                     planned.session.leaves_sharding() ? Reach::sharding : Reach::micro_batch);
     });

@@ -122,7 +122,7 @@ void TrainingRun::choose_micro_batch() {
   if (session.train.accumulation % session.parallel.ranks != 0)
     refuse_use("its micro-batches are not as many on each rank",
                "make train.accumulation a multiple of parallel.ranks");
-  Choice choice = session.placed([&] {
+  Choice choice = session.with_config_places([&] {
     return choose(session.parts(), session.plan_options(),
                   session.leaves_sharding() ? Reach::sharding : Reach::micro_batch);
   });
@@ -146,7 +146,8 @@ std::string TrainingRun::chosen_config() {
 std::string TrainingRun::memory_table() { return quern::memory_table(parts_->plan()); }
 
 std::string TrainingRun::show_program(const std::string& pass) {
-  return show_programs(parts_->session.parts(), parts_->session.plan_options(), pass);
+  const Session& session = parts_->session;
+  return session.with_config_places([&] { return show_programs(session.parts(), session.plan_options(), pass); });
 }
 
 std::string TrainingRun::show_schedule(const std::string& name) {

@@ -205,7 +205,7 @@ void Session::make_optimizer(PluginHost& host) {
 void Session::check_optimizer() const {
   std::vector<ParameterSpec> trained = model->parameters();
   std::erase_if(trained, [](const ParameterSpec& spec) { return !spec.trainable; });
-  placed([&] { optimizer->check(trained); });
+  with_config_places([&] { optimizer->check(trained); });
 }
 
 void Session::note_ignored(const std::string& model_config) {

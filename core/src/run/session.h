@@ -47,10 +47,10 @@ struct Session {
 
   PlanParts parts() const;
   PlanOptions plan_options() const;
-  /// What `make` gives. Planning and optimizers do not know the config: errors of theirs that name a key say where it
-  /// is.
+  /// What `make` gives. Planning and optimizers do not know the config: an error of theirs that names a key gets the
+  /// file and the line of it.
   template <class Make>
-  auto placed(Make make) const {
+  auto with_config_places(Make make) const {
     try {
       return make();
     } catch (const Error& error) {
@@ -60,7 +60,7 @@ struct Session {
     }
   }
   Plan plan(const PlanOptions& options) const {
-    return placed([&] { return make_plan(parts(), options); });
+    return with_config_places([&] { return make_plan(parts(), options); });
   }
   std::int64_t ranks_of_machine() const;
   /// Of what all ranks of a machine have together; 0 stays 0.

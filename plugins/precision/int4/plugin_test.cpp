@@ -5,7 +5,8 @@
 
 using namespace quern;
 
-TEST_CASE("int4: every matmul multiplies int8 values of at most 4 bits with row scales; gradients round by chance") {
+TEST_CASE(
+    "int4: every matmul multiplies int8 values of at most 4 bits with row scales, and gradients round by chance") {
   const auto precision = testkit::plugin_under_test<PrecisionBackend>("int4", {});
   CHECK(precision->traits().matmul == DType::i8);
   const testkit::RecordedLowering lowering = testkit::lowered_linear(*precision);

@@ -144,6 +144,6 @@ TEST_CASE(
                            plan("n", {{rows - 1, 1, 1}});
                          });
   for (const HeadRows& heads : {HeadRows{1, rows, 2}, HeadRows{rows, 1, 0}, HeadRows{-1, -rows, 1}})
-    testkit::check_refused(ErrorCode::config, {"heads of n without rows, or no whole groups"},
+    testkit::check_refused(ErrorCode::config, {"heads of n are not whole groups of at least one head"},
                            [&] { plan("n", {heads}); });
 }

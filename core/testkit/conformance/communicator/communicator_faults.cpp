@@ -1,6 +1,7 @@
 // Groups in which something goes wrong: the other ranks must get to know it, in time and by the name of the rank.
 #include <unistd.h>
 
+#include <algorithm>
 #include <chrono>
 #include <csignal>
 #include <filesystem>
@@ -38,9 +39,12 @@ struct Setting {
     timeout = starts_fast ? 1 : 8;
     soon = starts_fast ? 20 : 40;
   }
-  double limit() const { return 2 * soon; }
-  /// Of groups that detect by themselves that a rank ended. A watchdog calls abort() after it in any case.
-  double not_waited_for(double given) const { return watched ? given : kPatience; }
+  double limit(double given) const { return 2 * soon_after(given); }
+  /// In which a group with that time-out must have gone on.
+  double soon_after(double given) const { return given == kPatience ? soon : std::max(soon, 2 * given); }
+  /// Time-out of groups whose ranks notice by themselves that one ended. With a watchdog nothing ends before abort(),
+  /// so the short one.
+  double timeout_if_detected(double given) const { return watched ? given : kPatience; }
 };
 
 void sleep(double seconds) { std::this_thread::sleep_for(std::chrono::duration<double>(seconds)); }
@@ -90,8 +94,9 @@ struct Member {
       });
     call();
     group.device->synchronize(group.stream);
-    need(since(begin) < setting.soon, "the stream with the collective that cannot be done", number(since(begin)) + " s",
-         "less than " + number(setting.soon));
+    const double soon = setting.soon_after(timeout);
+    need(since(begin) < soon, "the stream with the collective that cannot be done", number(since(begin)) + " s",
+         "less than " + number(soon));
     const std::optional<std::string> fault = communicator().error();
     need(fault.has_value(), "error() after a collective that could not be done", "nothing", "a fault");
     return *fault;
@@ -104,7 +109,7 @@ struct Member {
         if (rank != kCulprit && !std::filesystem::exists(gave_up(rank))) return false;
       return true;
     };
-    while (!all() && since(begin) < setting.soon) sleep(0.02);
+    while (!all() && since(begin) < setting.soon_after(timeout)) sleep(0.02);
   }
   /// After a fault calls do nothing and a barrier says so.
   void need_ended() {
@@ -112,6 +117,9 @@ struct Member {
     constexpr int kByte = 0x5a;
     group.device->fill(block.memory.data(), kByte, block.memory.bytes(), group.stream);
     sum();
+    const std::int64_t slab = kCount / setting.ranks;
+    const View own{view.as<float>() + slab * group.communicator->rank(), DType::f32, {slab}};
+    communicator().all_gather(own, {view.data, DType::f32, {slab * setting.ranks}}, {}, group.stream);
     group.device->synchronize(group.stream);
     need_filled(block.memory, kByte, "the memory of a collective after a fault");
     need_refusal("barrier() after a fault", ErrorCode::communication, [&] { communicator().barrier(); });
@@ -146,7 +154,7 @@ std::string named(
     const Setting& setting, double timeout, const Action& culprit,
     const std::function<void(Member&)>& call = [](Member& member) { member.sum(); }) {
   const RankDirectory scratch(setting.subject, setting.ranks);
-  const auto outcomes = run_ranks(setting.ranks, setting.limit() + timeout, [&](int rank) -> std::string {
+  const auto outcomes = run_ranks(setting.ranks, setting.limit(timeout) + timeout, [&](int rank) -> std::string {
     // Never destroyed: an end in good order is not what this is about.
     Member& member = *new Member(setting, scratch.path(), rank, timeout);
     member.good_sum();
@@ -221,7 +229,7 @@ std::string stopped(const Setting& setting, double timeout) {
 }
 
 std::string killed(const Setting& setting, double timeout) {
-  return named(setting, setting.not_waited_for(timeout), [](Member&) -> std::string {
+  return named(setting, setting.timeout_if_detected(timeout), [](Member&) -> std::string {
     sleep(0.1);  // until the others wait
     ::raise(SIGKILL);
     return "";
@@ -229,7 +237,7 @@ std::string killed(const Setting& setting, double timeout) {
 }
 
 std::string aborted(const Setting& setting, double timeout) {
-  return named(setting, setting.not_waited_for(timeout), [&](Member& member) -> std::string {
+  return named(setting, setting.timeout_if_detected(timeout), [&](Member& member) -> std::string {
     Communicator& communicator = member.communicator();
     std::jthread other([&communicator] {
       sleep(0.1);
@@ -250,7 +258,7 @@ std::string missing(const Setting& setting, double timeout) {
   const double absent = 1.5 * timeout;
   for (const bool comes : {true, false}) {
     const RankDirectory scratch(setting.subject, setting.ranks);
-    const auto outcomes = run_ranks(setting.ranks, setting.limit() + absent, [&](int rank) -> std::string {
+    const auto outcomes = run_ranks(setting.ranks, setting.limit(timeout) + absent, [&](int rank) -> std::string {
       if (rank == kCulprit && !comes) {
         const HostGroup hosts(rank, setting.ranks, MeetingPoint::in(scratch.path(), "", true), timeout);
         return sleep(absent), "";

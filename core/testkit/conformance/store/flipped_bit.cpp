@@ -113,14 +113,15 @@ FlippedBit after_bit_at(const Subject& subject, std::size_t place) {
 }  // namespace
 
 std::string_view name_of(FlippedBit outcome) {
-  constexpr std::string_view names[] = {"error() reports it", "nothing reports it", "the kit does not find it"};
+  constexpr std::string_view names[] = {"error() reports it", "the kit does not find it", "nothing reports it"};
   return names[static_cast<std::size_t>(outcome)];
 }
 
 FlippedBit after_flipped_bit(const Subject& subject) {
+  FlippedBit worst = FlippedBit::reported;
   for (const std::size_t place : {std::size_t{0}, std::size_t{5032}, kBytes - 1})
-    if (const FlippedBit outcome = after_bit_at(subject, place); outcome != FlippedBit::reported) return outcome;
-  return FlippedBit::reported;
+    worst = std::max(worst, after_bit_at(subject, place));
+  return worst;
 }
 
 }  // namespace quern::conformance

@@ -10,12 +10,12 @@ namespace quern::conformance {
 
 enum class FlippedBit {
   reported,     ///< error() says so after the next get
-  passed_over,  ///< the get gives other bytes, and error() nothing
   hidden,       ///< the kit does not find the bytes: compressed, encrypted, of another process
+  passed_over,  ///< the get gives other bytes, and error() nothing
 };
 std::string_view name_of(FlippedBit outcome);
 
-/// Of the first, a middle and the last byte of a slot; `reported` if all three are.
+/// Of the first, a middle and the last byte of a slot the worst: the last in the order above.
 FlippedBit after_flipped_bit(const Subject& subject);
 
 }  // namespace quern::conformance

@@ -140,8 +140,8 @@ std::string does_not_wait(const Subject& subject) {
   calls();
   const std::chrono::duration<double> alone = std::chrono::steady_clock::now() - begin;
   device.synchronize(opened.stream);
-  // A call that waits for the stream does so however long it may; a slow one, or a busy machine, needs a few times as long
-  // as without late work.
+  // A call that waits for the stream outlasts any limit. A slow call, or one on a busy machine, takes at most a few
+  // times what it takes without late work.
   bool waited = true;
   for (int attempt = 0; waited && attempt < 2; ++attempt) {
     LateWork late(device, opened.stream, 1 + 5 * alone.count());

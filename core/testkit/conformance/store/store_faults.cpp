@@ -253,8 +253,7 @@ std::string refuses(const Subject& subject) {
   const Bytes want = pattern(777, 3);
   opened.put(slot, 0, want);
   need_same("a slot that was reserved after that", opened.get(slot, 0, want.size()), want);
-  const std::optional<std::string> fault = opened.store->error();
-  need(!fault, "error() of a store whose puts and gets succeed", fault.value_or(""), "none");
+  opened.need_no_fault();
   return result;
 }
 
