@@ -40,6 +40,8 @@ TEST_CASE("a store that passes over failing writes and reads, or leaves its file
                 "files may have 0 bytes, and error() says nothing");
   check_setting("offload", "in_file", "fault=reads", "reads that fail",
                 "a get whose reads fail, and error() says nothing");
+  check_setting("offload", "in_file", "fault=stale", "reads that fail",
+                "a get whose reads fail, and error() says nothing");
   check_setting("offload", "in_file", "fault=file", "stores leave nothing", "the run's folder after 200 times");
   const std::string text = checked_with("offload", "in_file", {"fault=ends"}).text();
   CAPTURE(text);

@@ -213,23 +213,33 @@ std::set<int> open_files() {
   return files;
 }
 
-/// Reads of the store's files fail, or find an end.
+constexpr std::size_t kReadBytes = 200'005;
+constexpr int kOtherPuts = 100;  // more than a store has buffers
+
+/// Reads of the store's files fail, or find an end. Memory for transfers must not still have the bytes that they would
+/// give: others are put and got before.
 std::string failed_reads(const Subject& subject) {
   int replaced = 0;
   for (const int rights : {O_WRONLY, O_RDWR}) {
     std::unique_ptr<Device> device = open_device(subject.host, subject.options);
     const std::set<int> before = open_files();
     OpenedStore opened(subject, std::move(device));
-    const OffloadSlot slot = opened.store->reserve(kFaultBytes);
-    const Bytes want = pattern(kFaultBytes, 1);
+    const OffloadSlot slot = opened.store->reserve(kReadBytes);
+    const Bytes want = pattern(kReadBytes, 1);
     opened.put(slot, 0, want);
+    const OffloadSlot others = opened.store->reserve(kReadBytes);
+    const Bytes other = pattern(kReadBytes, 2);
+    for (int i = 0; i < kOtherPuts; ++i) {
+      opened.put(others, 0, other);
+      opened.get(others, 0, kReadBytes);
+    }
     opened.store->flush();
     const int empty = ::open("/dev/null", rights | O_CLOEXEC);
     for (const int file : open_files())
       if (!before.contains(file)) ::dup3(empty, file, O_CLOEXEC), ++replaced;
     ::close(empty);
     Bytes got;
-    if (!reports(opened, [&] { got = opened.get(slot, 0, kFaultBytes); }))
+    if (!reports(opened, [&] { got = opened.get(slot, 0, kReadBytes); }))
       need_same(rights == O_RDWR ? "a get from a file that ends early, and error() says nothing"
                                  : "a get whose reads fail, and error() says nothing",
                 got, want);

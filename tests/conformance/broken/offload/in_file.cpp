@@ -1,5 +1,5 @@
-// A store in a file. Sound, or a fault: it passes over writes or reads that fail, takes those that end early as done,
-// or leaves its file behind.
+// A store in a file. Sound, or a fault: it passes over writes or reads that fail, over reads into memory that still has
+// the last put's bytes ("stale"), takes those that end early as done, or leaves its file behind.
 #include <fcntl.h>
 #include <unistd.h>
 
@@ -44,6 +44,8 @@ class InFile final : public OffloadStore {
       move("writes", *buffer, [&](char* data, std::size_t left, std::size_t done) {
         return ::pwrite(file_, data, left, at + static_cast<off_t>(done));
       });
+      const std::lock_guard guard(lock_);
+      if (wrong_ == "stale") last_ = *buffer;
     };
     device_->call(write, stream);
     note(stream);
@@ -51,6 +53,7 @@ class InFile final : public OffloadStore {
   void get(OffloadSlot slot, std::size_t offset, void* memory, std::size_t bytes, Stream stream) override {
     auto buffer = std::make_shared<std::vector<char>>(bytes);
     auto read = [this, buffer, at = static_cast<off_t>(slot) + static_cast<off_t>(offset)] {
+      if (const std::lock_guard guard(lock_); last_.size() == buffer->size()) *buffer = last_;
       move("reads", *buffer, [&](char* data, std::size_t left, std::size_t done) {
         return ::pread(file_, data, left, at + static_cast<off_t>(done));
       });
@@ -78,7 +81,8 @@ class InFile final : public OffloadStore {
       const ssize_t moved = some(buffer.data() + done, buffer.size() - done, done);
       if (moved <= 0) {
         const std::lock_guard guard(lock_);
-        if (wrong_ != what && !(wrong_ == "ends" && moved == 0)) fault_ = what + " fail";
+        const bool stale = wrong_ == "stale" && what == "reads";
+        if (wrong_ != what && !stale && !(wrong_ == "ends" && moved == 0)) fault_ = what + " fail";
         return;
       }
       if (wrong_ == "ends") return;
@@ -99,6 +103,7 @@ class InFile final : public OffloadStore {
   std::vector<Stream> streams_;
   std::mutex lock_;
   std::optional<std::string> fault_;
+  std::vector<char> last_;
 };
 
 }  // namespace
@@ -108,7 +113,7 @@ QUERN_PLUGIN("offload", "in_file", manifest) {
   manifest.licence = "Apache-2.0";
   OptionSpec fault;
   fault.key = "fault", fault.help = "what is wrong", fault.type = OptionType::text;
-  fault.choices = {"none", "writes", "reads", "ends", "file"}, fault.default_value = std::string("none");
+  fault.choices = {"none", "writes", "reads", "stale", "ends", "file"}, fault.default_value = std::string("none");
   manifest.add<OffloadStore>("in_file", "a file in the run's folder", {fault}, [](const OptionValues& values) {
     return std::make_unique<InFile>(values.get<std::string>("fault"));
   });
