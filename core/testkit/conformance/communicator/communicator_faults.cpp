@@ -130,11 +130,18 @@ struct Member {
 
 using Action = std::function<std::string(Member&)>;
 
-/// Of a group that could not be made or could not sum: all its ranks do nothing else that ends in such an error.
-void need_ready(const std::vector<RankOutcome>& outcomes) {
+/// All ranks but the culprit returned, as `want` says, and what the first of them says. Of a group that could not be
+/// made or could not sum, some end in a communication error.
+std::string need_returned(const Setting& setting, const std::vector<RankOutcome>& outcomes, const char* want) {
   for (const RankOutcome& outcome : outcomes)
     if (outcome.kind == RankOutcome::Kind::threw && outcome.code == ErrorCode::communication)
       throw NotReady{outcome.text};
+  for (int rank = 0; rank < setting.ranks; ++rank) {
+    const RankOutcome& outcome = outcomes[static_cast<std::size_t>(rank)];
+    if (rank != kCulprit)
+      need(outcome.kind == RankOutcome::Kind::returned, "rank " + std::to_string(rank), outcome.text, want);
+  }
+  return outcomes[0].text;
 }
 
 /// Groups whose ranks have to wait for the time-out have a short one, and on a busy machine ranks may not come together
@@ -166,14 +173,7 @@ std::string named(
     member.need_ended();
     return fault;
   });
-  need_ready(outcomes);
-  for (int rank = 0; rank < setting.ranks; ++rank) {
-    const RankOutcome& outcome = outcomes[static_cast<std::size_t>(rank)];
-    if (rank != kCulprit)
-      need(outcome.kind == RankOutcome::Kind::returned, "rank " + std::to_string(rank), outcome.text,
-           "the fault, and no exception");
-  }
-  return outcomes[0].text;
+  return need_returned(setting, outcomes, "the fault, and no exception");
 }
 
 std::string late(const Setting& setting, double timeout) {
@@ -271,14 +271,8 @@ std::string missing(const Setting& setting, double timeout) {
       if (rank == kCulprit) return sleep(absent), "";
       return need_refusal("barrier() without a rank", ErrorCode::communication, [&] { group.communicator->barrier(); });
     });
-    need_ready(outcomes);
-    for (int rank = 0; rank < setting.ranks; ++rank) {
-      const RankOutcome& outcome = outcomes[static_cast<std::size_t>(rank)];
-      if (rank != kCulprit)
-        need(outcome.kind == RankOutcome::Kind::returned, "rank " + std::to_string(rank), outcome.text,
-             "a communication error");
-    }
-    if (!comes) return outcomes[0].text;
+    const std::string text = need_returned(setting, outcomes, "a communication error");
+    if (!comes) return text;
   }
   return "";
 }
